@@ -1,0 +1,410 @@
+"""The vocabulary: plain data that flows through a step. Knows no tensors' contents, no model, no engine.
+
+Shape letters, used in every file:
+    B requests in a step      T new tokens in one forward, all requests packed     N draft nodes
+    R rows of logits asked    V vocabulary     S slots of the KV pool     L layers     H query heads
+    K key/value heads         D head size
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from headstart.errors import BadInput
+
+if TYPE_CHECKING:
+    import torch
+
+_ids = itertools.count()
+
+
+# ------------------------------------------------------------------ what a user asks for
+@dataclass(frozen=True)
+class SamplingParams:
+    """How tokens are chosen. Names and meanings are vLLM's; `temperature=0` is greedy."""
+
+    n: int = 1
+    max_tokens: int = 256
+    min_tokens: int = 0
+    temperature: float = 1.0
+    top_k: int = 0  # 0 or -1: off
+    top_p: float = 1.0
+    min_p: float = 0.0
+    typical_p: float = 1.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: dict[int, float] | None = None
+    bad_words: tuple[str, ...] | list[str] = ()
+    stop: tuple[str, ...] | list[str] | str = ()
+    stop_token_ids: tuple[int, ...] | list[int] = ()
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    skip_special_tokens: bool = True
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+        object.__setattr__(self, "stop", stop)
+        object.__setattr__(self, "bad_words", tuple(self.bad_words or ()))
+        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
+        if self.logit_bias is not None:
+            object.__setattr__(self, "logit_bias", {int(k): float(v) for k, v in self.logit_bias.items()})
+        for name, ok, expected in self._rules():
+            if not ok:
+                raise BadInput(f"{name}={getattr(self, name)!r} is not usable: expected {expected}.")
+
+    def _rules(self) -> list[tuple[str, bool, str]]:
+        whole, real = (lambda v: isinstance(v, int)), (lambda v: isinstance(v, (int, float)) and v == v)
+        return [
+            ("n", whole(self.n) and 1 <= self.n <= 256, "a whole number from 1 to 256"),
+            ("max_tokens", whole(self.max_tokens) and self.max_tokens >= 1, "a whole number of at least 1"),
+            ("min_tokens", whole(self.min_tokens) and 0 <= self.min_tokens <= self.max_tokens, "0 to max_tokens"),
+            ("temperature", real(self.temperature) and 0 <= self.temperature < 1e4, "0 (greedy) or a positive number"),
+            ("top_k", whole(self.top_k) and self.top_k >= -1, "0 or -1 (off), or a positive whole number"),
+            ("top_p", real(self.top_p) and 0 < self.top_p <= 1, "a number above 0, at most 1"),
+            ("min_p", real(self.min_p) and 0 <= self.min_p <= 1, "a number from 0 to 1"),
+            ("typical_p", real(self.typical_p) and 0 < self.typical_p <= 1, "a number above 0, at most 1"),
+            ("repetition_penalty", real(self.repetition_penalty) and self.repetition_penalty > 0, "a positive number"),
+            ("presence_penalty", real(self.presence_penalty) and abs(self.presence_penalty) <= 2, "from -2 to 2"),
+            ("frequency_penalty", real(self.frequency_penalty) and abs(self.frequency_penalty) <= 2, "from -2 to 2"),
+            ("stop", all(isinstance(s, str) and s for s in self.stop), "non-empty strings"),
+            ("bad_words", all(isinstance(s, str) and s for s in self.bad_words), "non-empty strings"),
+            ("stop_token_ids", all(whole(t) and t >= 0 for t in self.stop_token_ids), "token ids"),
+            ("logprobs", self.logprobs is None or (whole(self.logprobs) and self.logprobs >= 0), "None, 0 or more"),
+            (
+                "prompt_logprobs",
+                self.prompt_logprobs is None or (whole(self.prompt_logprobs) and self.prompt_logprobs >= 0),
+                "None, 0 or more",
+            ),
+            ("seed", self.seed is None or whole(self.seed), "None or a whole number"),
+        ]
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature < 1e-5
+
+
+# ------------------------------------------------------------------ what the engine keeps of it
+@dataclass
+class Stats:
+    """What speculation did for one request. Times are seconds of the steps that this request took part in."""
+
+    steps: int = 0  # target forwards that produced tokens for this request
+    tokens: int = 0  # tokens produced
+    drafts: int = 0  # non-empty drafts
+    drafted: int = 0
+    accepted: int = 0
+    accepted_by_position: list[int] = field(default_factory=list)
+    by_drafter: dict[str, list[int]] = field(default_factory=dict)  # name -> [drafted, accepted]
+    prompt_tokens: int = 0
+    cached_prompt_tokens: int = 0
+    preemptions: int = 0
+    time_queue: float = 0.0
+    time_draft: float = 0.0
+    time_target: float = 0.0
+    time_verify: float = 0.0
+    time_host: float = 0.0
+    time_to_first_token: float = 0.0
+    time_total: float = 0.0
+
+    @property
+    def block_efficiency(self) -> float:
+        """τ: tokens produced per target forward."""
+        return self.tokens / self.steps if self.steps else 0.0
+
+    @property
+    def acceptance_rate(self) -> float:
+        """α: accepted ÷ drafted."""
+        return self.accepted / self.drafted if self.drafted else 0.0
+
+    @property
+    def acceptance_by_position(self) -> list[float]:
+        """Share of drafts whose i-th token was accepted."""
+        return [a / self.drafts for a in self.accepted_by_position] if self.drafts else []
+
+    @property
+    def decode_tokens_per_second(self) -> float:
+        seconds = self.time_total - self.time_to_first_token
+        return (self.tokens - 1) / seconds if seconds > 0 and self.tokens > 1 else 0.0
+
+    def record(self, name: str, num_drafted: int, num_accepted: int) -> None:
+        """One verdict of this request."""
+        self.steps += 1
+        if not num_drafted:
+            return
+        self.drafts += 1
+        self.drafted += num_drafted
+        self.accepted += num_accepted
+        self.accepted_by_position += [0] * (num_accepted - len(self.accepted_by_position))
+        for i in range(num_accepted):
+            self.accepted_by_position[i] += 1
+        book = self.by_drafter.setdefault(name, [0, 0])
+        book[0] += num_drafted
+        book[1] += num_accepted
+
+    def to_dict(self) -> dict[str, Any]:
+        plain = {f.name: getattr(self, f.name) for f in fields(self)}
+        derived = ("block_efficiency", "acceptance_rate", "acceptance_by_position", "decode_tokens_per_second")
+        return plain | {name: getattr(self, name) for name in derived}
+
+
+@dataclass(frozen=True)
+class RequestSpeculation:
+    """What one request may say about speculation; None leaves the engine's own setting."""
+
+    enabled: bool = True
+    method: str | None = None
+    max_tokens: int | None = None
+    verification: str | None = None
+
+
+@dataclass(eq=False)
+class Request:
+    """One sequence on its way through the engine. `tokens` is prompt then output; `computed` positions lie in KV."""
+
+    prompt: list[int]
+    params: SamplingParams
+    seed: int
+    id: str = ""
+    eos_ids: frozenset[int] = frozenset()
+    bad_word_ids: tuple[tuple[int, ...], ...] = ()
+    speculation: RequestSpeculation = RequestSpeculation()
+    tokens: list[int] = field(default_factory=list)
+    computed: int = 0
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
+    stats: Stats = field(default_factory=Stats)
+    arrived: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.id = self.id or f"r{next(_ids)}"
+        self.tokens = self.tokens or list(self.prompt)
+        self.stats.prompt_tokens = len(self.prompt)
+
+    @property
+    def num_output(self) -> int:
+        return len(self.tokens) - len(self.prompt)
+
+    @property
+    def output(self) -> list[int]:
+        return self.tokens[len(self.prompt) :]
+
+    @property
+    def stop_ids(self) -> frozenset[int]:
+        """Tokens that end the text."""
+        own = frozenset(self.params.stop_token_ids)
+        return own if self.params.ignore_eos else own | self.eos_ids
+
+
+# ------------------------------------------------------------------ what flows inside a step
+@dataclass
+class Tree:
+    """One request's draft: node i holds `tokens[i]` and hangs under node `parents[i]` (-1: under the last token).
+
+    Parents stand before their children; siblings stand in the order in which they were proposed.
+    `logq_rows[i]` is the row of `Draft.logq` that node i was drawn from, for drafters that know q.
+    """
+
+    tokens: list[int] = field(default_factory=list)
+    parents: list[int] = field(default_factory=list)
+    logq_rows: list[int] | None = None
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @staticmethod
+    def chain(tokens: Sequence[int]) -> Tree:
+        return Tree(list(tokens), list(range(-1, len(tokens) - 1)))
+
+
+@dataclass
+class Draft:
+    """A drafter's answer to one view: the trees of B requests, laid end to end."""
+
+    tokens: np.ndarray  # (N,) int64
+    parents: np.ndarray  # (N,) int64, within the request, -1 = the request's last token
+    offsets: np.ndarray  # (B+1,) int64
+    logq: torch.Tensor | None = None  # (Q, V) log-distributions that nodes were drawn from
+    logq_rows: np.ndarray | None = None  # (N,) row of logq for each node
+
+    @staticmethod
+    def of(trees: Sequence[Tree], logq: torch.Tensor | None = None) -> Draft:
+        """Pack one tree per request."""
+        sizes = [len(t) for t in trees]
+        flat = [t for tree in trees for t in tree.tokens]
+        parents = [p for tree in trees for p in tree.parents]
+        known = [r for t in trees for r in (t.logq_rows or [-1] * len(t))]
+        rows = None if logq is None else np.array(known, dtype=np.int64)
+        return Draft(
+            np.array(flat, dtype=np.int64),
+            np.array(parents, dtype=np.int64),
+            np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)]),
+            logq,
+            rows,
+        )
+
+    @staticmethod
+    def chains(chains: Sequence[Sequence[int]]) -> Draft:
+        """Pack one chain per request: all that most drafters need."""
+        return Draft.of([Tree.chain(c) for c in chains])
+
+    def trees(self) -> list[Tree]:
+        """Unpack, one tree per request."""
+        out = []
+        for a, b in itertools.pairwise(self.offsets.tolist()):
+            rows = [] if self.logq_rows is None else self.logq_rows[a:b].tolist()
+            drawn = rows if rows and min(rows) >= 0 else None
+            out.append(Tree(self.tokens[a:b].tolist(), self.parents[a:b].tolist(), drawn))
+        return out
+
+
+@dataclass
+class Verdict:
+    """What the target said about one request's draft: the accepted nodes from the top down, then its own token."""
+
+    accepted: list[int]  # node numbers
+    bonus: int
+
+    def tokens(self, tree: Tree) -> list[int]:
+        return [tree.tokens[i] for i in self.accepted] + [self.bonus]
+
+
+@dataclass
+class RequestView:
+    """What a drafter may see of one request. `tokens` is the live list: read it, never change it."""
+
+    id: str
+    tokens: Sequence[int]
+    num_prompt: int
+    budget: int  # at most so many nodes
+    max_depth: int  # deeper nodes could never be used
+    params: SamplingParams
+    seed: int
+    verification: str = "walk"
+    request: Request | None = None  # for the sampling rules that a drafter may share with the target
+
+
+@dataclass
+class View:
+    """All requests for which one drafter is asked in one step."""
+
+    requests: list[RequestView]
+    hidden: dict[int, torch.Tensor] | None = None  # target features, for drafters whose `needs` ask for them
+
+
+@dataclass
+class Segment:
+    """One request's share of a packed forward: rows [start, stop).
+
+    It may read `slots`: first `context` that every row sees, then the entries of a tree, of which each row sees its own ancestors.
+    The new rows are the last entries; older ones were computed by an earlier forward. `parents` counts within the tree
+    (-1: directly behind the context); None means a chain of new rows only. An entry's position is context + depth.
+    """
+
+    start: int
+    stop: int
+    context: int
+    slots: np.ndarray  # (context + entries,)
+    parents: np.ndarray | None = None  # (entries,)
+
+    @property
+    def num_new(self) -> int:
+        return self.stop - self.start
+
+
+@dataclass
+class Batch:
+    """One forward. Prefill pieces and draft trees look the same here."""
+
+    tokens: np.ndarray  # (T,)
+    positions: np.ndarray  # (T,)
+    segments: list[Segment]
+    rows: np.ndarray  # (R,) rows whose logits are asked
+    hidden_layers: tuple[int, ...] = ()
+
+    @property
+    def write_slots(self) -> np.ndarray:
+        """(T,) the slot of each new row."""
+        return np.concatenate([s.slots[len(s.slots) - s.num_new :] for s in self.segments])
+
+
+@dataclass
+class Forward:
+    """What a runner returns: logits (R, V) and the hidden states asked for, each (T, hidden size)."""
+
+    logits: torch.Tensor
+    hidden: dict[int, torch.Tensor] = field(default_factory=dict)
+
+
+# ------------------------------------------------------------------ what a user gets
+@dataclass(frozen=True)
+class TokenLogprobs:
+    """log p of the chosen token and of the likeliest ones, before temperature and truncation."""
+
+    token: int
+    logprob: float
+    top: dict[int, float]
+
+
+@dataclass
+class Completion:
+    text: str
+    token_ids: list[int]
+    finish_reason: str | None  # "stop", "length", "abort"; None while it runs
+    stop_reason: str | int | None
+    seed: int
+    stats: Stats
+    logprobs: list[TokenLogprobs] | None = None
+
+
+@dataclass
+class Output:
+    """The answer to one prompt; `n` completions, of which the first is at hand directly."""
+
+    prompt: str | None
+    prompt_token_ids: list[int]
+    completions: list[Completion]
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
+
+    @property
+    def text(self) -> str:
+        return self.completions[0].text
+
+    @property
+    def token_ids(self) -> list[int]:
+        return self.completions[0].token_ids
+
+    @property
+    def finish_reason(self) -> str | None:
+        return self.completions[0].finish_reason
+
+    @property
+    def logprobs(self) -> list[TokenLogprobs] | None:
+        return self.completions[0].logprobs
+
+    @property
+    def stats(self) -> Stats:
+        return self.completions[0].stats
+
+
+@dataclass
+class Chunk:
+    """A piece of a streamed answer: the new text, its tokens, and which of them were drafted."""
+
+    text: str
+    token_ids: list[int]
+    from_draft: list[bool]
+    index: int = 0
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+    completion: Completion | None = None  # whole, on the last piece

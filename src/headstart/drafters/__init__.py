@@ -1,0 +1,117 @@
+"""Ways to draft: one file each, one contract, a registry of names. Nothing here knows the engine, or another drafter.
+
+A drafter of your own is a class with `propose`; register it by name, or name it by dotted path:
+
+    @register("echo")
+    class Echo(Drafter):
+        def propose(self, view):
+            return Draft.chains([r.tokens[-r.budget:] for r in view.requests])
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from headstart.config import SpeculativeConfig
+from headstart.core import Draft, RequestView, Tree, Verdict, View
+from headstart.errors import ConfigError, nearest
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a drafter asks of the engine besides tokens."""
+
+    hidden_layers: tuple[int, ...] = ()  # of the target
+    own_kv: bool = False
+
+
+@dataclass
+class Surroundings:
+    """What a drafter may be built from: the target's vocabulary and tokenizer, and how large the engine runs."""
+
+    vocab_size: int
+    tokenizer: Any = None
+    device: str = "auto"
+    max_model_len: int = 1 << 20
+    max_num_seqs: int = 32
+    kv_memory: int | None = None
+    page_size: int = 16
+    extras: dict[str, Any] = field(default_factory=dict)  # e.g. a draft model already in memory
+
+
+class Drafter:
+    """The contract. Only `propose` must be written."""
+
+    needs = Needs()
+
+    def __init__(self, config: SpeculativeConfig, around: Surroundings) -> None:
+        self.config, self.around = config, around
+
+    def propose(self, view: View) -> Draft:
+        """One tree for each request of the view, within its budget; an empty tree is a fine answer."""
+        raise NotImplementedError
+
+    def observe(self, view: View, trees: list[Tree], verdicts: list[Verdict]) -> None:
+        """What became of the drafts of this view. The requests' tokens already include the verdict's."""
+
+    def release(self, request: RequestView) -> None:
+        """The request is over: forget it. Its tokens are final."""
+
+    def describe(self) -> str:
+        """One line for people."""
+        return self.config.method
+
+    def close(self) -> None:
+        """The engine stops."""
+
+
+Factory = Callable[[SpeculativeConfig, Surroundings], Drafter]
+_factories: dict[str, Factory] = {}
+BUILT_IN = {"ngram": "ngram:NgramDrafter", "suffix": "suffix:SuffixDrafter", "draft_model": "model:ModelDrafter"}
+WEIGHTLESS = ("ngram", "suffix")  # a request may ask for these at any time
+
+
+def register(name: str) -> Callable[[Factory], Factory]:
+    """Make a drafter known by name: `speculative={"method": name}`."""
+
+    def keep(factory: Factory) -> Factory:
+        _factories[name] = factory
+        return factory
+
+    return keep
+
+
+def build(config: SpeculativeConfig, around: Surroundings) -> Drafter | None:
+    """The drafter that this config names; None for `none`."""
+    if config.method == "none":
+        return None
+    return find(config)(config, around)
+
+
+def find(config: SpeculativeConfig) -> Factory:
+    name = config.method
+    if name == "custom":
+        name = config.model or ""
+        if "." not in name:
+            raise ConfigError("method 'custom' needs model='package.module.Class', the drafter's dotted path.")
+    if name in _factories:
+        return _factories[name]
+    if name in BUILT_IN:
+        module, _, attribute = BUILT_IN[name].partition(":")
+        return getattr(importlib.import_module(f"{__name__}.{module}"), attribute)
+    if "." in name:
+        return _dotted(name)
+    raise ConfigError(f"Unknown drafting method {name!r}.{nearest(name, ['none', *BUILT_IN, *_factories])}")
+
+
+def _dotted(name: str) -> Factory:
+    module, _, attribute = name.rpartition(".")
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except ImportError as error:
+        raise ConfigError(f"The drafter {name!r} cannot be imported: {error}.") from error
+    except AttributeError as error:
+        raise ConfigError(f"The module {module!r} has no drafter {attribute!r}.") from error

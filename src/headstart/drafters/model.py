@@ -1,0 +1,353 @@
+"""A small model drafts for a large one: its own KV pool, chains or trees grown by path probability, any vocabulary.
+
+A proposal has two parts. *Catch up*: the draft model computes what the target has committed since it last looked; KV is reused as far as
+tokens agree. *Grow*: level by level, one forward for the frontier of all requests together. A node's value is the product of
+confidences on its path; the best nodes are expanded next, and in the end the best of all fill the budget.
+
+Under the walk, candidates are ranked by log q + g with the request's own noise, so they agree with the target far more often than
+independent samples. Under rejection, children are drawn from q without replacement with noise of their own, and how many are drawn
+is decided before their tokens are known: a choice that depended on them would bias the text.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from headstart.config import SpeculativeConfig
+from headstart.core import Batch, Draft, Request, RequestView, SamplingParams, Segment, Tree, Verdict, View
+from headstart.drafters import Drafter, Needs, Surroundings
+from headstart.errors import ConfigError
+from headstart.kv import KVPool
+from headstart.models import vocab
+from headstart.models.load import Loaded, load
+from headstart.models.runner import TorchRunner
+from headstart.noise import derive_seed
+from headstart.progress import note
+from headstart.sampling import Row, top_scores
+from headstart.tree import best_nodes, depths, path, select
+
+MAX_BATCH_TOKENS = 512
+TAIL = 8  # target tokens re-read when a text draft is put into the target's tokens
+
+
+@dataclass
+class Growth:
+    """One request's draft while it grows."""
+
+    view: RequestView
+    context: list[int]  # in the draft's vocabulary
+    rule: Request  # whose parameters and noise rank the candidates
+    depth: int
+    length: int  # tokens that the request had
+    samples: bool  # children are drawn from q, not ranked
+    computed: int = 0
+    tree: Tree = field(default_factory=Tree)
+    values: list[float] = field(default_factory=list)
+    frontier: list[int] = field(default_factory=list)  # nodes whose children come next; -1 is the root
+    expanded: list[int] = field(default_factory=list)  # nodes whose KV is computed, in slot order
+    draft_tokens: list[int] = field(default_factory=list)  # each node's token in the draft's vocabulary
+    logits: torch.Tensor | None = None  # (frontier, V) over the target's vocabulary
+
+
+@dataclass
+class Memory:
+    """What lies in the draft's KV for one request."""
+
+    tokens: list[int] = field(default_factory=list)
+    growth: Growth | None = None  # of the last proposal
+
+
+class ModelDrafter(Drafter):
+    needs = Needs(own_kv=True)
+
+    def __init__(self, config: SpeculativeConfig, around: Surroundings) -> None:
+        super().__init__(config, around)
+        loaded = self._load()
+        self.runner = TorchRunner(loaded.model)
+        self.tokenizer, self.max_len = loaded.tokenizer, loaded.max_len
+        self.map = self._map(loaded)
+        if self.map.kind == vocab.STRING and config.tree:
+            raise ConfigError("tree drafts need a draft model whose tokens can be mapped one by one; leave out 'tree'.")
+        self.pool = KVPool(self._num_pages(), around.page_size)
+        self.runner.allocate(self.pool.num_slots)
+        self._memory: dict[str, Memory] = {}
+        self.top_k = config.top_k or (4 if config.tree else 1)
+        self.width = config.max_branches if config.tree else 1
+
+    def _load(self) -> Loaded:
+        if (given := self.around.extras.get("draft_model")) is not None:
+            return given
+        if not self.config.model:
+            raise ConfigError("method 'draft_model' needs a model: {'method': 'draft_model', 'model': 'path or name'}.")
+        c = self.config
+        device = self.around.device if c.draft_device == "auto" else c.draft_device
+        return load(c.model, device, c.draft_dtype, c.draft_max_model_len)
+
+    def _map(self, loaded: Loaded) -> vocab.VocabMap:
+        if self.around.tokenizer is None:
+            return vocab.VocabMap(vocab.SAME, 1.0, self.around.vocab_size)
+        size = self.around.vocab_size
+        found = vocab.map_vocab(self.around.tokenizer, loaded.tokenizer, size, loaded.vocab_size, self.config.vocab_mapping)
+        if found.kind != vocab.SAME:
+            note(f"draft model {loaded.name}: {found.describe()}")
+        return found
+
+    def _num_pages(self) -> int:
+        """Room for every running request at the length that the target may use, within the memory given."""
+        a = self.around
+        wanted = a.max_num_seqs * (min(a.max_model_len, self.max_len) + self.config.nodes)
+        memory = a.kv_memory or (1 << 30)
+        return max(2, min(wanted, memory // self.runner.slot_bytes) // a.page_size)
+
+    # -------------------------------------------------------------- the contract
+    @torch.inference_mode()
+    def propose(self, view: View) -> Draft:
+        growths = [g for r in view.requests if (g := self._begin(r)) is not None]
+        self._catch_up(growths)
+        logq: list[torch.Tensor] = []
+        for level in itertools.count(1):
+            active = [g for g in growths if g.frontier and level <= g.depth]
+            if not active:
+                break
+            self._branch(active, logq)
+            self._expand([g for g in active if g.frontier and level < g.depth])
+        for g in growths:
+            self._remember(g)
+        done = {g.view.id: self._finish(g) for g in growths}
+        trees = [done.get(r.id, Tree()) for r in view.requests]
+        return Draft.of(trees, torch.cat(logq) if logq else None)
+
+    def observe(self, view: View, trees: list[Tree], verdicts: list[Verdict]) -> None:
+        """Keep the KV of the nodes that the target took over too."""
+        sources, targets = [], []
+        for r in view.requests:
+            memory = self._memory.get(r.id)
+            if memory is None or memory.growth is None:
+                continue
+            growth, memory.growth = memory.growth, None
+            taken = self._taken(growth, r)
+            kept = [growth.expanded.index(n) for n in taken]
+            slots = self.pool.slots(r.id, len(growth.context) + len(growth.expanded))
+            source, target = self.pool.moves(slots, len(growth.context), kept)
+            sources.append(source)
+            targets.append(target)
+            memory.tokens = growth.context + [growth.draft_tokens[n] for n in taken]
+        if sources:
+            self.runner.move(np.concatenate(sources), np.concatenate(targets))
+
+    def release(self, request: RequestView) -> None:
+        if self._memory.pop(request.id, None) is not None:
+            self.pool.close(request.id)
+
+    def describe(self) -> str:
+        shape = f"trees of up to {self.config.nodes} nodes" if self.config.tree else "chains"
+        return f"draft model, {shape}, {self.map.describe()}"
+
+    # -------------------------------------------------------------- catch up
+    def _begin(self, r: RequestView) -> Growth | None:
+        """None where this request gets no draft: no budget, too long for the draft model, or no room in its KV."""
+        context = self._context(r)
+        depth = min(self.config.num_speculative_tokens, r.max_depth, self.max_len - len(context))
+        if self.map.kind != vocab.STRING:
+            depth = min(depth, r.budget)
+        if depth < 1 or r.budget < 1 or not context or r.request is None:
+            return None
+        memory = self._memory.setdefault(r.id, Memory())
+        same = _common(memory.tokens, context)
+        computed = min(same, len(context) - 1)
+        computed = self.pool.attach(r.id, context, computed, len(context) - 1)
+        if not self.pool.reserve(r.id, len(context) + self._room(depth, r.budget)):
+            self.pool.close(r.id)
+            del self._memory[r.id]
+            return None
+        memory.tokens = context
+        self.pool.seal(r.id, context, len(context))
+        rule, samples = self._rule(r, r.request)
+        return Growth(r, context, rule, depth, len(r.tokens), samples, computed, frontier=[-1])
+
+    def _rule(self, r: RequestView, request: Request) -> tuple[Request, bool]:
+        """Whose parameters and noise rank the candidates, and whether they are drawn from q."""
+        if r.verification != "rejection" or r.params.greedy:
+            return request, False
+        if self.config.draft_sample_method == "probabilistic":
+            return replace(request, seed=derive_seed(r.seed, "draft")), True
+        return replace(request, params=replace(request.params, temperature=0.0)), False
+
+    def _room(self, depth: int, budget: int) -> int:
+        """Most nodes that one proposal expands."""
+        return depth if self.width == 1 else min(depth * self.width, 4 * budget + self.width)
+
+    def _context(self, r: RequestView) -> list[int]:
+        if self.map.kind == vocab.SAME:
+            return list(r.tokens)
+        if self.map.kind == vocab.STRING:
+            return self.tokenizer.encode(self.around.tokenizer.decode(r.tokens, skip_special=False), special=False)
+        out: list[int] = []
+        for t in r.tokens:
+            mapped = self.map.to_draft.get(t)
+            if mapped is not None:
+                out.append(mapped)
+            else:
+                out += self.tokenizer.encode(self.around.tokenizer.decode([t], skip_special=False), special=False)
+        return out
+
+    def _catch_up(self, growths: list[Growth]) -> None:
+        """Compute what the draft model has not seen; the last forward of each request gives its first logits."""
+        waiting = list(growths)
+        while waiting:
+            batch: list[tuple[Growth, int]] = []
+            room = MAX_BATCH_TOKENS
+            for g in waiting:
+                take = min(len(g.context) - g.computed, room)
+                if take:
+                    batch.append((g, take))
+                    room -= take
+            self._read(batch)
+            waiting = [g for g in waiting if g.computed < len(g.context)]
+
+    def _read(self, pieces: list[tuple[Growth, int]]) -> None:
+        segments, tokens, positions, rows, ends = [], [], [], [], []
+        for g, n in pieces:
+            start = len(tokens)
+            tokens += g.context[g.computed : g.computed + n]
+            positions += range(g.computed, g.computed + n)
+            slots = self.pool.slots(g.view.id, g.computed + n)
+            segments.append(Segment(start, start + n, g.computed, slots))
+            g.computed += n
+            if g.computed == len(g.context):
+                rows.append(start + n - 1)
+                ends.append(g)
+        logits = self._forward(tokens, positions, segments, rows)
+        for i, g in enumerate(ends):
+            g.logits = logits[i : i + 1]
+
+    def _forward(self, tokens: list[int], positions: Any, segments: list[Segment], rows: list[int]) -> torch.Tensor:
+        """Logits (R, V) over the target's vocabulary (over the draft's own where drafts pass through text)."""
+        batch = Batch(
+            np.array(tokens, dtype=np.int64), np.array(positions, dtype=np.int64), segments, np.array(rows, dtype=np.int64)
+        )
+        logits = self.runner.forward(batch).logits.float()
+        return logits if self.map.kind == vocab.STRING else self.map.lift(logits)
+
+    # -------------------------------------------------------------- grow
+    def _branch(self, growths: list[Growth], logq: list[torch.Tensor]) -> None:
+        """Give every frontier node its children, then choose the next frontier among them."""
+        logits = torch.cat([g.logits for g in growths])  # type: ignore[misc]
+        rows = [Row(g.rule, [g.tree.tokens[i] for i in path(g.tree.parents, n)]) for g in growths for n in g.frontier]
+        if self.map.kind == vocab.STRING:
+            rows = [Row(PLAIN) for _ in rows]
+        tokens, confidence, full = top_scores(logits, rows, self.top_k)
+        base = sum(len(x) for x in logq)
+        if any(g.samples for g in growths):
+            logq.append(full)
+        row = 0
+        for g in growths:
+            count = len(g.frontier)
+            part = slice(row, row + count)
+            q = full[part] if g.samples else None
+            self._add_children(g, tokens[part].tolist(), confidence[part].tolist(), q, base + row)
+            row += count
+
+    def _add_children(
+        self, g: Growth, tokens: list[list[int]], confidence: list[list[float]], logq: torch.Tensor | None, first_row: int
+    ) -> None:
+        fresh: list[int] = []
+        for i, parent in enumerate(g.frontier):
+            chances = confidence[i]
+            if logq is not None:  # decide by q alone, before looking at what was drawn
+                chances = logq[i].exp().topk(min(self.top_k, logq.shape[1])).values.tolist()
+            if chances[0] < self.config.p_min:
+                continue
+            count = sum(1 for k, c in enumerate(chances) if k == 0 or c >= self.config.p_split)
+            base = g.values[parent] if parent >= 0 else 1.0
+            for k in range(count):
+                token = tokens[i][k]
+                q = float(logq[i, token].exp()) if logq is not None else confidence[i][k]
+                if q <= 0:
+                    continue
+                self._add_node(g, token, parent, base * q, first_row + i if logq is not None else None)
+                fresh.append(len(g.tree) - 1)
+        fresh.sort(key=lambda n: -g.values[n])
+        ends = g.rule.stop_ids
+        g.frontier = [n for n in fresh if g.tree.tokens[n] not in ends][: self.width]
+        if len(g.expanded) + len(g.frontier) > self._room(g.depth, g.view.budget):
+            g.frontier = []
+        if g.samples and len(g.tree) >= g.view.budget:
+            g.frontier = []
+
+    def _add_node(self, g: Growth, token: int, parent: int, value: float, row: int | None) -> None:
+        g.tree.tokens.append(token)
+        g.tree.parents.append(parent)
+        g.values.append(value)
+        if row is not None:
+            g.tree.logq_rows = [*(g.tree.logq_rows or []), row]
+        mapped = token if self.map.kind != vocab.TOKEN else self.map.to_draft.get(token, 0)
+        g.draft_tokens.append(mapped)
+
+    def _expand(self, growths: list[Growth]) -> None:
+        """One forward over the frontier nodes of all requests."""
+        if not growths:
+            return
+        segments, tokens, positions = [], [], []
+        for g in growths:
+            start, base = len(tokens), len(g.context)
+            depth = depths(g.tree.parents)
+            g.expanded += g.frontier
+            place = {n: i for i, n in enumerate(g.expanded)}
+            parents = np.array([place.get(g.tree.parents[n], -1) for n in g.expanded], dtype=np.int64)
+            tokens += [g.draft_tokens[n] for n in g.frontier]
+            positions += [base + depth[n] - 1 for n in g.frontier]
+            slots = self.pool.slots(g.view.id, base + len(g.expanded))
+            segments.append(Segment(start, len(tokens), base, slots, parents))
+        logits = self._forward(tokens, positions, segments, list(range(len(tokens))))
+        for g, segment in zip(growths, segments, strict=True):
+            g.logits = logits[segment.start : segment.stop]
+
+    def _remember(self, g: Growth) -> None:
+        self._memory[g.view.id].growth = g
+
+    def _finish(self, g: Growth) -> Tree:
+        """The tree that goes to the target."""
+        if self.map.kind == vocab.STRING:
+            text = self.tokenizer.decode(g.draft_tokens, skip_special=True)
+            return Tree.chain(vocab.align(self.around.tokenizer, g.view.tokens[-TAIL:], text)[: g.view.budget])
+        if g.samples:  # order of drawing decides what stays, never a token
+            keep = list(range(min(len(g.tree), g.view.budget)))
+            return select(g.tree, keep)
+        tree = select(g.tree, best_nodes(g.values, g.tree.parents, g.view.budget))
+        return tree if max(depths(tree.parents), default=0) >= self.config.min_draft_tokens else Tree()
+
+    def _taken(self, g: Growth, r: RequestView) -> list[int]:
+        """Expanded nodes that agree with what the request's text became."""
+        if self.map.kind == vocab.STRING:
+            new = self._context(r)
+            if new[: len(g.context)] != g.context:
+                return []
+            new, tokens = new[len(g.context) :], g.draft_tokens
+        else:
+            new, tokens = list(r.tokens[g.length :]), g.tree.tokens
+        out: list[int] = []
+        computed, parent = set(g.expanded), -1
+        for token in new:
+            match = next((n for n in computed if g.tree.parents[n] == parent and tokens[n] == token), None)
+            if match is None:
+                break
+            out.append(match)
+            parent = match
+        return out
+
+
+PLAIN = Request([0], SamplingParams(temperature=0.0), seed=0)  # a text draft is ranked by q alone: its tokens are not the target's
+
+
+def _common(a: list[int], b: list[int]) -> int:
+    """Length of the common beginning."""
+    n = min(len(a), len(b))
+    if a[:n] == b[:n]:
+        return n
+    return next(i for i in range(n) if a[i] != b[i])

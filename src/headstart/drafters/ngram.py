@@ -1,0 +1,75 @@
+"""Prompt lookup: the last few tokens stood somewhere before; propose what followed them there.
+
+An index per n-gram length maps each n-gram to the place right behind its latest occurrence. It grows by one entry per
+length and token, so a proposal costs the same at any context length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from headstart.config import SpeculativeConfig
+from headstart.core import Draft, RequestView, View
+from headstart.drafters import Drafter, Surroundings
+
+
+class NgramIndex:
+    """Latest occurrence of every n-gram of a growing list."""
+
+    def __init__(self, shortest: int, longest: int) -> None:
+        self.sizes = range(longest, shortest - 1, -1)
+        self.places: dict[tuple[int, ...], int] = {}
+        self.length = 0  # tokens indexed; the n-gram that ends the list is not, or it would find itself
+
+    def update(self, tokens: Sequence[int]) -> None:
+        for end in range(max(self.length, 1), len(tokens)):
+            for n in self.sizes:
+                if n <= end:
+                    self.places[tuple(tokens[end - n : end])] = end
+        self.length = len(tokens)
+
+    def find(self, tokens: Sequence[int]) -> int | None:
+        """Where the continuation of the longest matching n-gram begins."""
+        for n in self.sizes:
+            if n <= len(tokens):
+                place = self.places.get(tuple(tokens[len(tokens) - n :]))
+                if place is not None:
+                    return place
+        return None
+
+
+def copy_from(tokens: Sequence[int], place: int, length: int) -> list[int]:
+    """`length` tokens from `place` on; behind the end, what was copied so far goes on (a repetition goes round)."""
+    out = list(tokens[place : place + length])
+    period = len(tokens) - place
+    while len(out) < length:
+        out.append(out[len(out) - period])
+    return out
+
+
+class NgramDrafter(Drafter):
+    def __init__(self, config: SpeculativeConfig, around: Surroundings) -> None:
+        super().__init__(config, around)
+        self._indexes: dict[str, NgramIndex] = {}
+
+    def propose(self, view: View) -> Draft:
+        return Draft.chains([self._chain(r) for r in view.requests])
+
+    def _chain(self, r: RequestView) -> list[int]:
+        index = self._indexes.get(r.id)
+        if index is None:
+            index = NgramIndex(self.config.prompt_lookup_min, self.config.prompt_lookup_max)
+            self._indexes[r.id] = index
+        index.update(r.tokens)
+        place = index.find(r.tokens)
+        length = min(r.budget, r.max_depth, self.config.num_speculative_tokens)
+        if place is None or length < max(1, self.config.min_draft_tokens):
+            return []
+        return copy_from(r.tokens, place, length)
+
+    def release(self, request: RequestView) -> None:
+        self._indexes.pop(request.id, None)
+
+    def describe(self) -> str:
+        c = self.config
+        return f"ngram, {c.prompt_lookup_min} to {c.prompt_lookup_max} tokens matched, up to {c.num_speculative_tokens} drafted"

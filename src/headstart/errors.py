@@ -1,0 +1,33 @@
+"""What can go wrong through no fault of ours. Each message says what was wrong, and what to do next."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class HeadstartError(Exception):
+    """Base of every error that a user can cause. The command line prints it as one sentence."""
+
+
+class BadInput(HeadstartError, ValueError):
+    """A value that cannot be used: a prompt, a parameter, an option."""
+
+
+class ConfigError(HeadstartError, ValueError):
+    """An option that is unknown, contradictory or not available here."""
+
+
+class ModelError(HeadstartError):
+    """A model that cannot be found, read or run."""
+
+
+class RequestFailed(HeadstartError):
+    """The engine could not finish a request; the cause is chained."""
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """' Did you mean ...?' for the closest known name, or the whole list when nothing is close."""
+    names = sorted(known)
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    return f" Did you mean {close[0]!r}?" if close else f" Known: {', '.join(names)}."

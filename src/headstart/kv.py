@@ -1,0 +1,226 @@
+"""Who owns which slot of a KV pool: pages, prefix sharing, draft room, compaction. Numbers only; runners hold tensors.
+
+A slot holds one token's keys and values in every layer. Slots come in pages of `page_size`; a table lists a request's pages,
+so the token at index i lies in slot pages[i // P] * P + i % P. The last known token and the draft nodes behind it
+take the slots after the context in the order of their rows; after the verdict the accepted ones move up (`moves`).
+
+Full pages of known tokens are *sealed*: registered under (serial of the page before, tokens), where a serial is never
+used twice, so that a hit means the same text from the start, without hashing whole prefixes. A sealed page is shared
+by reference count, and stays, idle, when its last user leaves, until room is needed.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+ROOT = 0  # the serial before the first page
+
+
+@dataclass
+class Table:
+    """One request's pages. The first len(serials) of them are sealed."""
+
+    pages: list[int] = field(default_factory=list)
+    serials: list[int] = field(default_factory=list)
+    slots: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+
+
+class KVPool:
+    def __init__(self, num_pages: int, page_size: int = 16, share_prefixes: bool = True) -> None:
+        self.num_pages, self.page_size, self.share_prefixes = num_pages, page_size, share_prefixes
+        self.tables: dict[str, Table] = {}
+        self._users = [0] * num_pages
+        self._free = list(range(num_pages))  # a heap, with stale entries; `_is_free` decides
+        self._is_free = [True] * num_pages
+        self._num_free = num_pages
+        self._idle: OrderedDict[int, None] = OrderedDict()  # sealed pages without users, oldest first
+        self._sealed: dict[tuple[int, tuple[int, ...]], tuple[int, int]] = {}  # key -> (page, serial)
+        self._key_of: dict[int, tuple[int, tuple[int, ...]]] = {}  # page -> key
+        self._serial = itertools.count(ROOT + 1)
+
+    # -------------------------------------------------------------- room
+    @property
+    def num_slots(self) -> int:
+        return self.num_pages * self.page_size
+
+    @property
+    def num_available(self) -> int:
+        """Pages that can be had now: free, or idle and evictable."""
+        return self._num_free + len(self._idle)
+
+    @property
+    def num_used(self) -> int:
+        return self.num_pages - self.num_available
+
+    def pages_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.page_size)
+
+    def missing_pages(self, request_id: str, length: int) -> int:
+        """How many more pages this request needs to hold `length` tokens."""
+        table = self.tables.get(request_id)
+        return max(0, self.pages_for(length) - (len(table.pages) if table else 0))
+
+    def reserve(self, request_id: str, length: int) -> bool:
+        """Make room for `length` tokens; False, and nothing changed, where there is none."""
+        missing = self.missing_pages(request_id, length)
+        if missing > self.num_available:
+            return False
+        table = self.tables.setdefault(request_id, Table())
+        if missing:
+            for _ in range(missing):
+                table.pages.append(self._take(after=table.pages[-1] if table.pages else None))
+            self._refresh(table)
+        return True
+
+    def trim(self, request_id: str, length: int) -> None:
+        """Give back the pages behind the first `length` tokens."""
+        table = self.tables[request_id]
+        keep = self.pages_for(length)
+        if keep < len(table.pages):
+            for page in reversed(table.pages[keep:]):
+                self._drop(page)
+            del table.pages[keep:]
+            del table.serials[keep:]
+            self._refresh(table)
+
+    def close(self, request_id: str) -> None:
+        """Give everything back; sealed pages stay findable, the last ones first in line for eviction."""
+        table = self.tables.pop(request_id, None)
+        for page in reversed(table.pages if table else []):
+            self._drop(page)
+
+    def slots(self, request_id: str, stop: int) -> np.ndarray:
+        """(stop,) the slots of the first `stop` tokens."""
+        return self.tables[request_id].slots[:stop]
+
+    # -------------------------------------------------------------- sharing
+    def attach(self, request_id: str, tokens: Sequence[int], computed: int, limit: int) -> int:
+        """Take over sealed pages that continue this request's text, up to `limit` tokens. Returns how many now lie in KV."""
+        table = self.tables.setdefault(request_id, Table())
+        size = self.page_size
+        while self.share_prefixes and computed == len(table.serials) * size and computed + size <= limit:
+            key = (table.serials[-1] if table.serials else ROOT, tuple(tokens[computed : computed + size]))
+            hit = self._sealed.get(key)
+            if hit is None:
+                break
+            page, serial = hit
+            self.trim(request_id, computed)
+            self._share(page)
+            table.pages.append(page)
+            table.serials.append(serial)
+            self._refresh(table)
+            computed += size
+        return computed
+
+    def seal(self, request_id: str, tokens: Sequence[int], known: int) -> None:
+        """Register the full pages among the first `known` tokens, which are in KV or will be after this forward."""
+        table = self.tables[request_id]
+        size = self.page_size
+        while self.share_prefixes and (len(table.serials) + 1) * size <= known:
+            i = len(table.serials)
+            key = (table.serials[-1] if table.serials else ROOT, tuple(tokens[i * size : (i + 1) * size]))
+            page = table.pages[i]
+            if key in self._sealed:  # the same text was computed twice: this copy stays private, its twin is found
+                table.serials.append(self._sealed[key][1])
+                continue
+            serial = next(self._serial)
+            self._sealed[key] = (page, serial)
+            self._key_of[page] = key
+            table.serials.append(serial)
+
+    def forget(self, request_id: str) -> None:
+        """Unregister this request's pages: their content is in doubt (a forward failed)."""
+        for page in self.tables[request_id].pages if request_id in self.tables else []:
+            self._unseal(page)
+
+    # -------------------------------------------------------------- drafts
+    @staticmethod
+    def moves(slots: np.ndarray, base: int, accepted: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+        """Slots to copy (from, to) so that the accepted nodes stand right behind the `base` tokens before the draft.
+
+        Node i was written at index base + i; the k-th accepted one belongs at base + k. A chain needs no move.
+        """
+        out = [(i, k) for k, i in enumerate(accepted) if i != k]
+        source = np.array([slots[base + i] for i, _ in out], dtype=np.int64)
+        target = np.array([slots[base + k] for _, k in out], dtype=np.int64)
+        return source, target
+
+    # -------------------------------------------------------------- pages
+    def _take(self, after: int | None) -> int:
+        """A page for one owner, next to `after` where possible (contiguous slots are read without gathering)."""
+        if after is not None and after + 1 < self.num_pages and self._is_free[after + 1]:
+            page = after + 1
+        elif self._num_free:
+            page = heapq.heappop(self._free)
+            while not self._is_free[page]:
+                page = heapq.heappop(self._free)
+        else:
+            page, _ = self._idle.popitem(last=False)
+            self._unseal(page)
+            self._users[page] = 1
+            return page
+        self._is_free[page] = False
+        self._num_free -= 1
+        self._users[page] = 1
+        return page
+
+    def _share(self, page: int) -> None:
+        self._idle.pop(page, None)
+        self._users[page] += 1
+
+    def _drop(self, page: int) -> None:
+        self._users[page] -= 1
+        if self._users[page]:
+            return
+        if page in self._key_of:
+            self._idle[page] = None
+        else:
+            self._release(page)
+
+    def _release(self, page: int) -> None:
+        self._is_free[page] = True
+        self._num_free += 1
+        heapq.heappush(self._free, page)
+        if len(self._free) > 4 * self.num_pages:
+            self._free = [p for p in range(self.num_pages) if self._is_free[p]]
+
+    def _unseal(self, page: int) -> None:
+        key = self._key_of.pop(page, None)
+        if key is not None:
+            del self._sealed[key]
+            if page in self._idle:
+                del self._idle[page]
+                self._release(page)
+
+    def _refresh(self, table: Table) -> None:
+        size = self.page_size
+        pages = np.array(table.pages, dtype=np.int64)
+        table.slots = (pages[:, None] * size + np.arange(size)).reshape(-1)
+
+    # -------------------------------------------------------------- proof
+    def check_integrity(self) -> None:
+        """Every page is free, idle or in as many tables as it has users; every seal points at a live page."""
+        users = [0] * self.num_pages
+        for table in self.tables.values():
+            assert len(table.serials) <= len(table.pages)
+            assert len(set(table.pages)) == len(table.pages), "a table lists a page twice"
+            assert len(table.slots) == len(table.pages) * self.page_size
+            for page in table.pages:
+                users[page] += 1
+        assert users == self._users, "reference counts are off"
+        for page in range(self.num_pages):
+            states = (self._is_free[page], page in self._idle, users[page] > 0)
+            assert sum(states) == 1, f"page {page} is free/idle/used: {states}"
+            assert not (users[page] > 1 and page not in self._key_of), f"page {page} is shared but not sealed"
+        assert self._num_free == sum(self._is_free)
+        assert {p for p, f in enumerate(self._is_free) if f} <= set(self._free)
+        assert set(self._key_of) == {page for page, _ in self._sealed.values()}
+        for key, (page, _) in self._sealed.items():
+            assert self._key_of[page] == key
+        assert set(self._idle) <= set(self._key_of)

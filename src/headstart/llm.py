@@ -1,0 +1,337 @@
+"""The offline API: `LLM(model).generate(prompts)`, `.chat`, `.stream`, and the same with `a` in front for asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import os
+import queue
+import secrets
+import time
+import weakref
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from headstart.config import EngineConfig, SpeculativeConfig, parse_request_speculation, parse_speculative
+from headstart.core import Chunk, Completion, Output, Request, SamplingParams
+from headstart.errors import BadInput, ConfigError, HeadstartError, RequestFailed
+from headstart.noise import derive_seed
+from headstart.progress import note
+
+if TYPE_CHECKING:
+    from headstart.models.load import Loaded
+
+Messages = Sequence[Mapping[str, Any]]
+Prompt = str | Sequence[int] | Messages
+CPU_SHARE, CUDA_SHARE = 0.25, 0.8  # of the free memory, for KV
+
+
+class LLM:
+    """A target model with its drafter, ready to generate. Use it as a context manager, or `close()` it, to free everything.
+
+    model        built-in name, folder, GGUF file or hub id
+    speculative  None, a method's name, or a dict in Headstart's, vLLM's or llama.cpp's words
+    kv_memory    bytes for the KV pool; by default a share of the free memory
+    """
+
+    def __init__(
+        self,
+        model: str | Path | Loaded = "smollm2",
+        *,
+        speculative: Any = None,
+        device: str = "auto",
+        dtype: str = "auto",
+        max_model_len: int | None = None,
+        max_num_seqs: int = 32,
+        max_batch_tokens: int = 512,
+        kv_memory: int | None = None,
+        page_size: int = 16,
+        share_prefixes: bool = True,
+        fuse: bool = True,
+        profile: bool = False,
+        trust_remote_code: bool = False,
+        draft: Loaded | None = None,
+    ) -> None:
+        config, notes = parse_speculative(speculative)
+        for text in notes:
+            note(text)
+        engine_config = EngineConfig(
+            max_num_seqs, max_batch_tokens, kv_memory, page_size, share_prefixes, fuse, profile
+        )
+        from headstart.drafters import find
+        from headstart.models.load import load
+
+        if config.method != "none":
+            find(config)  # an unknown method is said before a model is loaded
+        if isinstance(model, (str, Path)):
+            model = load(model, device, dtype, max_model_len, trust_remote_code)
+        self.model = model
+        self.tokenizer = model.tokenizer
+        self._loop = _start(model, config, engine_config, device, draft)
+        self._close = weakref.finalize(self, self._loop.close)
+        atexit.register(self._close)
+
+    @property
+    def engine(self) -> Any:
+        return self._loop.engine
+
+    def close(self) -> None:
+        """Stop the engine and free what it holds."""
+        self._close()
+        atexit.unregister(self._close)
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # ------------------------------------------------------------------ whole answers
+    def generate(
+        self,
+        prompts: Prompt | Sequence[str] | Sequence[Sequence[int]],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        speculative: Any = None,
+        progress: bool = False,
+    ) -> list[Output]:
+        """Answers to one prompt or many, texts or token ids, in order. `speculative` is for this call only."""
+        jobs = self._jobs(_as_list(prompts), params, speculative)
+        return self._finish(jobs, progress)
+
+    def chat(
+        self,
+        messages: Messages | Sequence[Messages],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        speculative: Any = None,
+        progress: bool = False,
+    ) -> list[Output]:
+        """Answers to one conversation or many, through the model's chat template."""
+        many = _conversations(messages)
+        return self._finish(self._jobs(many, params, speculative), progress)
+
+    async def agenerate(
+        self, prompt: Prompt, params: SamplingParams | None = None, *, speculative: Any = None
+    ) -> Output:
+        """One answer, without blocking the event loop. Cancelling the task cancels the request."""
+        job = self._job(prompt, params, speculative)
+        async for _ in self._listen(job):
+            pass
+        return job.output(self.engine)
+
+    async def achat(self, messages: Messages, params: SamplingParams | None = None, *, speculative: Any = None) -> Output:
+        return await self.agenerate(messages, params, speculative=speculative)
+
+    # ------------------------------------------------------------------ streams
+    def stream(
+        self, prompt: Prompt, params: SamplingParams | None = None, *, speculative: Any = None
+    ) -> Iterator[Chunk]:
+        """Pieces of the answer as they are committed. Leaving the loop early cancels the request."""
+        job = self._job(prompt, params, speculative)
+        inbox: queue.SimpleQueue[tuple[Request, Chunk | BaseException]] = queue.SimpleQueue()
+        self._loop.submit(job.requests, lambda r, c: inbox.put((r, c)))
+        try:
+            while not job.done:
+                yield job.receive(*inbox.get())
+        finally:
+            self._cancel(job)
+
+    async def astream(
+        self, prompt: Prompt, params: SamplingParams | None = None, *, speculative: Any = None
+    ) -> AsyncIterator[Chunk]:
+        job = self._job(prompt, params, speculative)
+        async for chunk in self._listen(job):
+            yield chunk
+
+    async def _listen(self, job: _Job) -> AsyncIterator[Chunk]:
+        loop = asyncio.get_running_loop()
+        inbox: asyncio.Queue[tuple[Request, Chunk | BaseException]] = asyncio.Queue()
+        self._loop.submit(job.requests, lambda r, c: loop.call_soon_threadsafe(inbox.put_nowait, (r, c)))
+        try:
+            while not job.done:
+                yield job.receive(*await inbox.get())
+        finally:
+            self._cancel(job)
+
+    # ------------------------------------------------------------------ inside
+    def _finish(self, jobs: list[_Job], progress: bool) -> list[Output]:
+        inbox: queue.SimpleQueue[tuple[Request, Chunk | BaseException]] = queue.SimpleQueue()
+        owner = {r.id: job for job in jobs for r in job.requests}
+        self._loop.submit([r for job in jobs for r in job.requests], lambda r, c: inbox.put((r, c)))
+        from headstart.progress import bar
+
+        running = len(owner)
+        try:
+            with bar("Generating", running, "requests") if progress else _no_bar() as advance:
+                while running:
+                    request, event = inbox.get()
+                    chunk = owner[request.id].receive(request, event)
+                    if chunk.finish_reason is not None:
+                        running -= 1
+                        advance(1)
+        finally:
+            for job in jobs:
+                self._cancel(job)
+        return [job.output(self.engine) for job in jobs]
+
+    def _cancel(self, job: _Job) -> None:
+        left = [r for r in job.requests if r.finish_reason is None]
+        if left:
+            self._loop.cancel(left)
+
+    def _jobs(self, prompts: Sequence[Prompt], params: Any, speculative: Any) -> list[_Job]:
+        if not prompts:
+            raise BadInput("No prompt was given.")
+        many = [params] * len(prompts) if params is None or isinstance(params, SamplingParams) else list(params)
+        if len(many) != len(prompts):
+            raise BadInput(f"{len(prompts)} prompts but {len(many)} sampling parameters.")
+        return [self._job(prompt, p, speculative) for prompt, p in zip(prompts, many, strict=True)]
+
+    def _job(self, prompt: Prompt, params: SamplingParams | None, speculative: Any) -> _Job:
+        """One prompt becomes n requests that differ in their seeds."""
+        params = params or SamplingParams()
+        own = parse_request_speculation(speculative)
+        text, ids = self._encode(prompt)
+        seed = secrets.randbits(62) if params.seed is None else params.seed
+        seeds = [seed, *(derive_seed(seed, i) for i in range(1, params.n))]
+        bad = tuple(ids for word in params.bad_words for ids in self._spellings(word))
+        now = time.perf_counter()
+        requests = [
+            Request(ids, replace(params, n=1), s, eos_ids=self.model.eos_ids, bad_word_ids=bad, speculation=own, arrived=now)
+            for s in seeds
+        ]
+        return _Job(text, requests)
+
+    def _encode(self, prompt: Prompt) -> tuple[str | None, list[int]]:
+        if isinstance(prompt, str):
+            return prompt, self._need_tokenizer().encode(prompt)
+        items = list(prompt)
+        if items and isinstance(items[0], Mapping):
+            return None, self._need_tokenizer().chat([dict(m) for m in items])  # type: ignore[call-overload]
+        if not all(isinstance(t, int) or hasattr(t, "__index__") for t in items):
+            raise BadInput("A prompt should be a text, a list of token ids, or a list of messages.")
+        return None, [int(t) for t in items]  # type: ignore[call-overload]
+
+    def _need_tokenizer(self) -> Any:
+        if self.tokenizer is None:
+            raise BadInput("This model was given without a tokenizer: pass token ids.")
+        return self.tokenizer
+
+    def _spellings(self, word: str) -> list[tuple[int, ...]]:
+        """A bad word's tokens, at the start of a word and inside one."""
+        tokenizer = self._need_tokenizer()
+        found = {tuple(tokenizer.encode(w, special=False)) for w in (word, " " + word.lstrip())}
+        return sorted(ids for ids in found if ids)
+
+
+class _Job:
+    """The requests of one prompt, while their chunks come in."""
+
+    def __init__(self, prompt: str | None, requests: list[Request]) -> None:
+        self.prompt, self.requests = prompt, requests
+        self._index = {r.id: i for i, r in enumerate(requests)}
+        self._texts = [""] * len(requests)
+        self._left = len(requests)
+
+    @property
+    def done(self) -> bool:
+        return self._left == 0
+
+    def receive(self, request: Request, event: Chunk | BaseException) -> Chunk:
+        if isinstance(event, HeadstartError):
+            raise event
+        if isinstance(event, BaseException):
+            raise RequestFailed(f"The engine could not finish the request: {event}") from event
+        event.index = self._index[request.id]
+        self._texts[event.index] += event.text
+        if event.finish_reason is not None:
+            self._left -= 1
+            event.completion = self._completion(event.index)
+        return event
+
+    def _completion(self, i: int) -> Completion:
+        r = self.requests[i]
+        asked = r.params.logprobs is not None
+        return Completion(
+            self._texts[i], r.output, r.finish_reason, r.stop_reason, r.seed, r.stats, r.logprobs if asked else None
+        )
+
+    def output(self, engine: Any) -> Output:
+        first = self.requests[0]
+        asked = first.params.prompt_logprobs is not None
+        completions = [self._completion(i) for i in range(len(self.requests))]
+        return Output(self.prompt, first.prompt, completions, first.prompt_logprobs if asked else None)
+
+
+class _no_bar:
+    def __enter__(self) -> Any:
+        return lambda done: None
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+def _as_list(prompts: Any) -> list[Any]:
+    """One prompt or many -> many."""
+    if isinstance(prompts, str):
+        return [prompts]
+    items = list(prompts)
+    if items and isinstance(items[0], (int, Mapping)):
+        return [items]
+    return items
+
+
+def _conversations(messages: Any) -> list[Any]:
+    items = list(messages)
+    if not items:
+        raise BadInput("No message was given.")
+    return [items] if isinstance(items[0], Mapping) else items
+
+
+def _start(
+    model: Loaded, config: SpeculativeConfig, engine_config: EngineConfig, device: str, draft: Loaded | None
+) -> Any:
+    """Runner, KV pool, drafter and engine around a loaded model."""
+    from headstart.drafters import Surroundings
+    from headstart.engine import Engine
+    from headstart.loop import EngineLoop
+    from headstart.models.runner import TorchRunner
+
+    runner = TorchRunner(model.model, engine_config.fuse)
+    share = 0.2 if config.method == "draft_model" else 0.0  # of the KV memory, for the draft's own
+    memory = engine_config.kv_memory or _free_memory(runner.device)
+    slots = engine_config.max_num_seqs * (model.max_len + config.nodes)
+    pages = int(min(memory * (1 - share) // runner.slot_bytes, slots)) // engine_config.page_size
+    if pages < 2:
+        raise ConfigError(
+            f"kv_memory of {memory} bytes holds {pages} pages; a page of {engine_config.page_size} tokens takes "
+            f"{runner.slot_bytes * engine_config.page_size} bytes and two are the least."
+        )
+    around = Surroundings(
+        runner.vocab_size,
+        model.tokenizer,
+        device,
+        model.max_len,
+        engine_config.max_num_seqs,
+        int(memory * share) or None,
+        engine_config.page_size,
+        {"draft_model": draft} if draft else {},
+    )
+    decode = None if model.tokenizer is None else model.tokenizer.decode
+    return EngineLoop(Engine(runner, engine_config, model.max_len, pages, config, around, decode))
+
+
+def _free_memory(device: Any) -> int:
+    """Bytes that the KV pool may take when nobody says."""
+    import torch
+
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0] * CUDA_SHARE)
+    try:
+        with open("/proc/meminfo") as lines:
+            free = next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable")) << 10
+    except (OSError, StopIteration, ValueError):
+        free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 4 << 30
+    return int(free * CPU_SHARE)

@@ -1,0 +1,108 @@
+"""A thread that steps the engine while there is work. Everyone else submits, listens and cancels from outside.
+
+Everything that touches the engine happens on this thread, so the engine needs no locks and Ctrl-C in the caller never cuts a forward in two.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+
+from headstart.core import Chunk, Request
+from headstart.engine import Engine
+from headstart.errors import HeadstartError, RequestFailed
+
+Listener = Callable[[Request, Chunk | BaseException], None]
+
+
+class EngineLoop:
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self._wake = threading.Condition()
+        self._inbox: list[tuple[list[Request], Listener]] = []
+        self._cancelled: list[Request] = []
+        self._listeners: dict[str, tuple[Request, Listener]] = {}
+        self._closing = False
+        self._thread: threading.Thread | None = None
+
+    def submit(self, requests: Sequence[Request], listener: Listener) -> None:
+        """Hand in requests; they enter the engine together. The listener is called on the loop's thread."""
+        with self._wake:
+            if self._closing:
+                raise RequestFailed("This LLM was closed.")
+            self._inbox.append((list(requests), listener))
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="headstart-engine", daemon=True)
+                self._thread.start()
+            self._wake.notify()
+
+    def cancel(self, requests: Sequence[Request]) -> None:
+        with self._wake:
+            self._cancelled.extend(requests)
+            self._wake.notify()
+
+    def close(self) -> None:
+        """Stop after the step in progress; what still runs is aborted."""
+        with self._wake:
+            self._closing = True
+            self._wake.notify()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(timeout=60)
+        elif self._thread is None:
+            self.engine.close()
+
+    # ------------------------------------------------------------------ on the thread
+    def _run(self) -> None:
+        while self._next():
+            if self.engine.idle:
+                continue
+            try:
+                chunks = self.engine.step()
+            except Exception as error:
+                self._fail(error)
+                continue
+            for request, chunk in chunks:
+                self._deliver(request, chunk)
+        self._fail(RequestFailed("The LLM was closed while this request ran."))
+        self.engine.close()
+
+    def _next(self) -> bool:
+        """Take in what came, sleep when there is nothing; False when it is time to stop."""
+        with self._wake:
+            while not (self._inbox or self._cancelled or self._closing) and self.engine.idle:
+                self._wake.wait()
+            inbox, self._inbox = self._inbox, []
+            cancelled, self._cancelled = self._cancelled, []
+            closing = self._closing
+        for requests, listener in inbox:
+            self._take_in(requests, listener)
+        for request in cancelled:
+            if request.finish_reason is None:
+                self.engine.abort(request)
+                self._deliver(request, Chunk("", [], [], finish_reason="abort"))
+        return not closing
+
+    def _take_in(self, requests: list[Request], listener: Listener) -> None:
+        for request in requests:
+            try:
+                self.engine.add(request)
+                self._listeners[request.id] = (request, listener)
+            except HeadstartError as error:
+                listener(request, error)
+
+    def _deliver(self, request: Request, chunk: Chunk) -> None:
+        entry = self._listeners.get(request.id)
+        if entry is None:
+            return
+        entry[1](request, chunk)
+        if chunk.finish_reason is not None:
+            self.engine.forget_text(request)
+            del self._listeners[request.id]
+
+    def _fail(self, error: Exception) -> None:
+        """A step broke: its requests cannot go on, and are told why."""
+        listeners, self._listeners = self._listeners, {}
+        for request, listener in listeners.values():
+            self.engine.abort(request)
+            self.engine.forget_text(request)
+            listener(request, error)

@@ -1,0 +1,1 @@
+"""A model as the engine sees it: loading, tokenizer, attention over the KV pool, runners."""

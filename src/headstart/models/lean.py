@@ -1,0 +1,137 @@
+"""Lean forward for the Llama family: the same weights, fewer and larger operations.
+
+Query, key and value products become one, gate and up become one, and Python calls nothing but the operations that count. The fused
+weights replace the originals as views of one block, so no weight is held twice and the transformers model still works.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from headstart.models.attention import Context, attend
+
+FAMILY = ("llama", "mistral", "qwen2", "qwen3")
+
+
+@dataclass
+class Block:
+    norm_in: torch.Tensor
+    qkv: torch.Tensor
+    qkv_bias: torch.Tensor | None
+    q_norm: torch.Tensor | None
+    k_norm: torch.Tensor | None
+    out: nn.Linear
+    norm_mlp: torch.Tensor
+    gate_up: torch.Tensor
+    down: nn.Linear
+    window: int | None
+
+
+class LeanModel:
+    """Runs a loaded Llama-family model without its module tree."""
+
+    def __init__(self, model: nn.Module) -> None:
+        body = model.model
+        config = model.config
+        self.embed, self.rotary, self.head = body.embed_tokens, body.rotary_emb, model.lm_head
+        self.norm, self.eps = body.norm.weight, config.rms_norm_eps
+        self.blocks = [_block(layer) for layer in body.layers]
+        attention = body.layers[0].self_attn
+        self.head_dim, self.scale = attention.head_dim, attention.scaling
+        self.num_heads = config.num_attention_heads
+        self.num_kv = config.num_key_value_heads
+
+    def __call__(
+        self, tokens: torch.Tensor, positions: torch.Tensor, context: Context, rows: torch.Tensor, taps: tuple[int, ...]
+    ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
+        """tokens, positions (T,), rows (R,) -> logits (R, V) and the tapped hidden states, each (T, hidden)."""
+        x = self.embed(tokens)
+        cos, sin = self.rotary(x[None], positions[None])
+        cos, sin = cos[0].unsqueeze(1), sin[0].unsqueeze(1)  # (T, 1, D)
+        hidden = {0: x} if 0 in taps else {}
+        for i, block in enumerate(self.blocks):
+            x = self._attention(i, block, x, cos, sin, context)
+            x = self._mlp(block, x)
+            if i + 1 in taps:
+                hidden[i + 1] = x
+        if len(self.blocks) in taps:  # as transformers reports it: after the final norm
+            hidden[len(self.blocks)] = F.rms_norm(x, x.shape[-1:], self.norm, self.eps)
+        if len(rows) < len(x):
+            x = x[rows]
+        return F.linear(F.rms_norm(x, x.shape[-1:], self.norm, self.eps), self.head.weight), hidden
+
+    def _attention(
+        self, i: int, block: Block, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, context: Context
+    ) -> torch.Tensor:
+        h = F.rms_norm(x, x.shape[-1:], block.norm_in, self.eps)
+        qkv = F.linear(h, block.qkv, block.qkv_bias).view(len(x), -1, self.head_dim)
+        heads = self.num_heads + self.num_kv
+        qk, value = qkv[:, :heads], qkv[:, heads:]
+        if block.q_norm is not None and block.k_norm is not None:
+            q = F.rms_norm(qk[:, : self.num_heads], (self.head_dim,), block.q_norm, self.eps)
+            k = F.rms_norm(qk[:, self.num_heads :], (self.head_dim,), block.k_norm, self.eps)
+            qk = torch.cat([q, k], 1)
+        half = self.head_dim // 2
+        qk = qk * cos + torch.cat([-qk[..., half:], qk[..., :half]], -1) * sin
+        query, key = qk[:, : self.num_heads], qk[:, self.num_heads :]
+        out = attend(i, query, key, value, context, self.scale, block.window)
+        return x + F.linear(out.reshape(len(x), -1), block.out.weight, block.out.bias)
+
+    def _mlp(self, block: Block, x: torch.Tensor) -> torch.Tensor:
+        h = F.rms_norm(x, x.shape[-1:], block.norm_mlp, self.eps)
+        gate, up = F.linear(h, block.gate_up).chunk(2, -1)
+        return x + F.linear(F.silu(gate) * up, block.down.weight)
+
+
+def lean(model: nn.Module) -> LeanModel | None:
+    """A lean runner for this model, or None where its parts are not exactly those of the family."""
+    config = model.config
+    if config.model_type not in FAMILY or getattr(config, "hidden_act", "silu") != "silu":
+        return None
+    try:
+        layers = model.model.layers
+        parts = [m for layer in layers for m in _linears(layer)] + [model.lm_head]
+        plain = all(type(m) is nn.Linear for m in parts) and model.lm_head.bias is None
+        mlp_bias = any(m.bias is not None for layer in layers for m in (layer.mlp.gate_proj, layer.mlp.down_proj))
+        same_device = len({p.device for p in model.parameters()}) == 1
+    except AttributeError:
+        return None
+    return LeanModel(model) if plain and same_device and not mlp_bias else None
+
+
+def _linears(layer: nn.Module) -> list[nn.Module]:
+    a, m = layer.self_attn, layer.mlp
+    return [a.q_proj, a.k_proj, a.v_proj, a.o_proj, m.gate_proj, m.up_proj, m.down_proj]  # type: ignore[union-attr]
+
+
+def _block(layer: nn.Module) -> Block:
+    attention, mlp = layer.self_attn, layer.mlp
+    projections = [attention.q_proj, attention.k_proj, attention.v_proj]  # type: ignore[union-attr]
+    biases = [p.bias for p in projections]
+    return Block(
+        norm_in=layer.input_layernorm.weight,  # type: ignore[union-attr,arg-type]
+        qkv=_fuse(projections),
+        qkv_bias=None if biases[0] is None else torch.cat(biases),
+        q_norm=getattr(getattr(attention, "q_norm", None), "weight", None),
+        k_norm=getattr(getattr(attention, "k_norm", None), "weight", None),
+        out=attention.o_proj,  # type: ignore[union-attr,arg-type]
+        norm_mlp=layer.post_attention_layernorm.weight,  # type: ignore[union-attr,arg-type]
+        gate_up=_fuse([mlp.gate_proj, mlp.up_proj]),  # type: ignore[union-attr]
+        down=mlp.down_proj,  # type: ignore[union-attr,arg-type]
+        window=getattr(attention, "sliding_window", None),
+    )
+
+
+def _fuse(linears: list[nn.Linear]) -> torch.Tensor:
+    """One block of weights; the originals become views of it."""
+    block = torch.cat([m.weight.data for m in linears])
+    start = 0
+    for m in linears:
+        stop = start + m.weight.shape[0]
+        m.weight.data = block[start:stop]
+        start = stop
+    return block

@@ -1,0 +1,179 @@
+"""From a name to a model: built-in, folder, GGUF file or hub id; device and dtype by choice or by what the machine has."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from headstart.errors import ConfigError, ModelError, nearest
+from headstart.models import builtin, files, gguf
+from headstart.progress import status
+
+if TYPE_CHECKING:
+    import torch
+
+    from headstart.models.tokenizer import Tokenizer
+
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+@dataclass
+class Loaded:
+    """A model in memory with its tokenizer."""
+
+    name: str
+    model: Any
+    tokenizer: Tokenizer
+    eos_ids: frozenset[int]
+    max_len: int
+    vocab_size: int
+
+
+def resolve(name: str | Path, trust_remote_code: bool = False) -> Path:
+    """The folder to load from, with everything in it present and whole."""
+    text = str(name)
+    if text in builtin.BUILTIN:
+        return gguf.converted(builtin.ensure(builtin.BUILTIN[text]))
+    path = Path(text).expanduser()
+    if path.suffix == ".gguf" or (path.is_file() and path.suffix != ".safetensors"):
+        if not path.is_file():
+            raise ModelError(f"{path} does not exist.")
+        return gguf.converted(path)
+    if path.is_file():
+        raise ModelError(f"{path} is a single weights file: name the folder that holds it and its config.json.")
+    if path.is_dir():
+        folder = path
+        if not (path / "config.json").is_file() and (file := gguf.only_file(path)):
+            return gguf.converted(file)
+    elif text.startswith((".", "/", "~")) or text.count("/") != 1:
+        raise ModelError(
+            f"There is no model {text!r}: not built in, not a file or folder, not a hub id (owner/name)."
+            f"{nearest(text, builtin.BUILTIN)}"
+        )
+    else:
+        folder = _from_hub(text)
+    files.check_folder(folder, trust_remote_code)
+    return folder
+
+
+def _from_hub(repo: str) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    patterns = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "tokenizer*"]
+    try:
+        return Path(snapshot_download(repo, allow_patterns=patterns))
+    except LocalEntryNotFoundError as error:
+        why = "HF_HUB_OFFLINE is set" if os.environ.get("HF_HUB_OFFLINE") else "the hub cannot be reached"
+        raise ModelError(f"{repo} is not in the local hub cache and {why}.") from error
+    except (HfHubHTTPError, HFValidationError) as error:
+        raise ModelError(f"The hub would not give {repo}: {str(error).splitlines()[0]}") from error
+    except OSError as error:
+        raise ModelError(f"{repo} could not be fetched from the hub: {error}.") from error
+
+
+def pick_device(device: str = "auto") -> torch.device:
+    import torch
+
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        chosen = torch.device(device)
+    except RuntimeError as error:
+        raise ConfigError(f"device={device!r} is not a device: use auto, cpu, cuda or cuda:0.") from error
+    if chosen.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(f"device={device!r}, but torch sees no CUDA device here: use cpu or auto.")
+    return chosen
+
+
+def pick_dtype(dtype: str, device: torch.device) -> torch.dtype:
+    """`auto`: bfloat16 where the device computes in it, float16 on older GPUs, float32 on CPUs without bfloat16."""
+    import torch
+
+    if dtype == "auto":
+        if device.type == "cuda":
+            return torch.bfloat16 if torch.cuda.get_device_capability(device) >= (8, 0) else torch.float16
+        fast_bf16 = torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+        return torch.bfloat16 if fast_bf16 else torch.float32
+    if dtype not in DTYPES:
+        raise ConfigError(f"dtype={dtype!r} is not known.{nearest(dtype, (*DTYPES, 'auto'))}")
+    return getattr(torch, dtype)
+
+
+def load(
+    name: str | Path,
+    device: str = "auto",
+    dtype: str = "auto",
+    max_len: int | None = None,
+    trust_remote_code: bool = False,
+) -> Loaded:
+    """Load a model for the engine."""
+    folder = resolve(name, trust_remote_code)
+    where = pick_device(device)
+    with status(f"Loading {name} on {where}"):
+        model = _load_model(folder, where, pick_dtype(dtype, where), trust_remote_code)
+        from headstart.models.tokenizer import load_tokenizer
+
+        tokenizer = load_tokenizer(folder, trust_remote_code)
+    return wrap(str(name), model, tokenizer, max_len)
+
+
+def wrap(name: str, model: Any, tokenizer: Tokenizer, max_len: int | None = None) -> Loaded:
+    """Give a transformers model that is already in memory the form that the engine takes."""
+    limit = getattr(model.config.get_text_config(), "max_position_embeddings", None) or 1 << 20
+    if max_len is not None and max_len > limit:
+        raise ConfigError(f"max_model_len={max_len}, but {name} was made for at most {limit} positions.")
+    vocab = int(model.get_output_embeddings().weight.shape[0])
+    return Loaded(name, model, tokenizer, eos_ids(model, tokenizer), max_len or limit, vocab)
+
+
+def eos_ids(model: Any, tokenizer: Tokenizer) -> frozenset[int]:
+    """Every token that ends a text: of the generation config, the config and the tokenizer."""
+    found: set[int] = set()
+    generation = getattr(model, "generation_config", None)
+    for value in (getattr(generation, "eos_token_id", None), model.config.get_text_config().eos_token_id):
+        found.update([value] if isinstance(value, int) else value or [])
+    return frozenset(found | tokenizer.eos_ids)
+
+
+def _load_model(folder: Path, device: torch.device, dtype: torch.dtype, trust_remote_code: bool) -> Any:
+    import transformers
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    try:
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
+        refuse_recurrent(config)
+        quantised = getattr(config, "quantization_config", None) is not None
+        options: dict[str, Any] = {"config": config, "dtype": dtype, "trust_remote_code": trust_remote_code}
+        if quantised:
+            options["device_map"] = {"": str(device)}
+        model, info = AutoModelForCausalLM.from_pretrained(
+            folder, use_safetensors=True, output_loading_info=True, **options
+        )
+        if info.get("missing_keys"):
+            missing = sorted(info["missing_keys"])
+            raise ModelError(
+                f"{folder} lacks {len(missing)} tensors that {type(model).__name__} needs, {missing[0]!r} first; "
+                "running with random weights would produce noise."
+            )
+        return model if quantised else model.to(device)
+    except ImportError as error:
+        raise ModelError(f"{folder} needs a package that is not installed: {error}") from error
+    except (ValueError, KeyError, OSError, RuntimeError) as error:
+        raise ModelError(f"{folder} could not be loaded: {str(error).strip().splitlines()[0]}") from error
+
+
+def refuse_recurrent(config: Any) -> None:
+    """Say before loading what the probe would find after it."""
+    types = set(getattr(config.get_text_config(), "layer_types", None) or [])
+    stateful = sorted(t for t in types if not t.endswith("attention") or t == "linear_attention")
+    named = config.model_type in ("mamba", "mamba2", "rwkv", "falcon_mamba", "recurrent_gemma", "jamba", "zamba", "zamba2")
+    if stateful or named:
+        raise ModelError(
+            f"{config.model_type} has recurrent layers ({', '.join(stateful) or config.model_type}): their state cannot be "
+            "rolled back after a rejected draft, so Headstart does not run it. Choose a model with attention in each layer."
+        )

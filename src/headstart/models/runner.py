@@ -1,0 +1,113 @@
+"""Runs any transformers causal model over a pool of KV slots: pack a batch in, logits out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from headstart.core import Batch, Forward
+from headstart.errors import ModelError
+from headstart.models import attention
+from headstart.models.attention import Context, LayerShape, Probe
+from headstart.models.lean import lean
+
+
+class TorchRunner:
+    """`forward(batch)` and `move(source, target)` over one model and its KV tensors, on CPU or GPU."""
+
+    def __init__(self, model: nn.Module, fuse: bool = True) -> None:
+        self.model: Any = model.eval()
+        self.device = next(model.parameters()).device
+        self.dtype = next(model.parameters()).dtype
+        self.text_config = self.model.config.get_text_config()
+        self.vocab_size = int(self.model.get_output_embeddings().weight.shape[0])
+        self.shapes = probe(self.model, self.text_config.num_hidden_layers)
+        self.lean = lean(self.model) if fuse else None
+        self.keys: list[torch.Tensor] = []
+        self.values: list[torch.Tensor] = []
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of KV that one token takes."""
+        return sum(s.kv_heads * (s.key_dim + s.value_dim) * s.dtype.itemsize for s in self.shapes)
+
+    @property
+    def weight_bytes(self) -> int:
+        seen = {p.data_ptr(): p.numel() * p.element_size() for p in self.model.parameters()}
+        return sum(seen.values())
+
+    def allocate(self, num_slots: int) -> None:
+        """Make the KV tensors, zeroed: a masked slot must not hold NaN."""
+        with torch.inference_mode():
+            self.keys = [self._zeros(num_slots, s.kv_heads, s.key_dim, s.dtype) for s in self.shapes]
+            self.values = [self._zeros(num_slots, s.kv_heads, s.value_dim, s.dtype) for s in self.shapes]
+
+    def _zeros(self, slots: int, heads: int, dim: int, dtype: torch.dtype) -> torch.Tensor:
+        return torch.zeros(slots, heads, dim, dtype=dtype, device=self.device)
+
+    @torch.inference_mode()
+    def forward(self, batch: Batch) -> Forward:
+        """One forward over packed rows. Logits for `batch.rows`, hidden states for `batch.hidden_layers`."""
+        tokens = torch.from_numpy(batch.tokens).to(self.device)
+        positions = torch.from_numpy(batch.positions).to(self.device)
+        rows = torch.from_numpy(batch.rows).to(self.device)
+        context = Context(batch, self.keys, self.values, self.device)
+        if self.lean is not None:
+            return Forward(*self.lean(tokens, positions, context, rows, batch.hidden_layers))
+        taps = list(batch.hidden_layers)
+        extra = {"output_hidden_states": taps} if taps else {}
+        out = self.model(
+            input_ids=tokens[None],
+            position_ids=positions[None],
+            use_cache=False,
+            logits_to_keep=rows,
+            context=context,
+            **extra,
+        )
+        hidden = dict(zip(taps, (h[0] for h in out.hidden_states), strict=True)) if taps else {}
+        return Forward(out.logits[0], hidden)
+
+    @torch.inference_mode()
+    def move(self, source: np.ndarray, target: np.ndarray) -> None:
+        """Copy slots: accepted tree nodes move up behind their context."""
+        if not len(source):
+            return
+        src, dst = torch.from_numpy(source).to(self.device), torch.from_numpy(target).to(self.device)
+        for pool in (*self.keys, *self.values):
+            pool.index_copy_(0, dst, pool.index_select(0, src))
+
+    def synchronize(self) -> None:
+        """Wait for the device: only profiling needs it."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+
+@torch.inference_mode()
+def probe(model: Any, num_layers: int) -> list[LayerShape]:
+    """Switch the model to our attention and learn each layer's KV shape from one token; refuse what cannot work."""
+    name = type(model).__name__
+    if not model.is_backend_compatible():
+        raise ModelError(
+            f"{name} does not take a custom attention function in transformers, so Headstart cannot run it. "
+            "Architectures built on the attention interface work (Llama, Mistral, Qwen, Gemma, Phi-3, GPT-2, ...)."
+        )
+    attention.register()
+    model.set_attn_implementation(attention.NAME)
+    if model.config._attn_implementation != attention.NAME:
+        raise ModelError(f"{name} refused the attention function (see transformers' warning); it cannot run here.")
+    seen, device = Probe(), next(model.parameters()).device
+    try:
+        zero = torch.zeros(1, 1, dtype=torch.long, device=device)
+        model(input_ids=zero, position_ids=zero, use_cache=False, context=seen)
+    except Exception as error:
+        raise ModelError(f"{name} failed on a single token under Headstart's attention: {error}") from error
+    missing = [i for i in range(num_layers) if i not in seen.layers]
+    if missing:
+        raise ModelError(
+            f"{name} has {len(missing)} of {num_layers} layers without attention (layer {missing[0]} first): recurrent or "
+            "convolutional state cannot be rolled back after a rejected draft. Choose a model with attention in each layer."
+        )
+    return [seen.layers[i] for i in range(num_layers)]

@@ -1,0 +1,58 @@
+"""Text to tokens and back: a thin wrapper over a transformers tokenizer, with the chat template and the token strings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from headstart.errors import BadInput, ModelError
+
+
+class Tokenizer:
+    def __init__(self, tokenizer: Any) -> None:
+        self.hf = tokenizer
+
+    def encode(self, text: str, special: bool = True) -> list[int]:
+        return list(self.hf.encode(text, add_special_tokens=special))
+
+    def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
+        return self.hf.decode(
+            list(ids), skip_special_tokens=skip_special, clean_up_tokenization_spaces=False
+        )
+
+    def chat(self, messages: Sequence[dict[str, Any]], tools: list[dict[str, Any]] | None = None) -> list[int]:
+        """Token ids of a conversation, ready for the assistant's answer."""
+        if not getattr(self.hf, "chat_template", None):
+            raise BadInput("This model's tokenizer has no chat template: use generate() with a plain prompt.")
+        try:
+            out = self.hf.apply_chat_template(
+                list(messages), tools=tools, add_generation_prompt=True, tokenize=True, return_dict=True
+            )
+        except Exception as error:  # templates raise what their authors chose
+            raise BadInput(f"The chat template cannot format these messages: {error}") from error
+        return list(out["input_ids"])
+
+    def has_chat_template(self) -> bool:
+        return bool(getattr(self.hf, "chat_template", None))
+
+    @property
+    def eos_ids(self) -> frozenset[int]:
+        return frozenset() if self.hf.eos_token_id is None else frozenset([int(self.hf.eos_token_id)])
+
+    @property
+    def special_ids(self) -> frozenset[int]:
+        return frozenset(self.hf.all_special_ids)
+
+    def pieces(self) -> dict[int, str]:
+        """Token id -> its own string in the vocabulary."""
+        return {i: t for t, i in self.hf.get_vocab().items()}
+
+
+def load_tokenizer(folder: Path, trust_remote_code: bool = False) -> Tokenizer:
+    from transformers import AutoTokenizer
+
+    try:
+        return Tokenizer(AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code))
+    except (OSError, ValueError, ImportError, KeyError, TypeError) as error:
+        raise ModelError(f"{folder} has no tokenizer that can be loaded: {str(error).splitlines()[0]}") from error

@@ -1,0 +1,277 @@
+"""Logits -> distribution -> token.
+
+The token of a row is argmax over v of log p(v) + g(seed, position, v), where p is the target's distribution after every
+parameter of its request. Temperature 0 is the same rule without noise. Each row stands for one place in a draft tree:
+its context is the request's tokens followed by the path to that node, so penalties inside a block see that block.
+
+Order: bias and bans, penalties, temperature, top-k, top-p, min-p, typical-p (transformers' order).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from headstart.core import Request, TokenLogprobs
+from headstart.noise import gumbel, row_keys
+
+SHORTLIST = 1024  # tokens looked at first under top-k / top-p; all of them when these do not hold the mass
+
+
+@dataclass(slots=True)
+class Row:
+    """One row of logits: whose it is, and the draft tokens between the request's last token and this place."""
+
+    request: Request
+    path: Sequence[int] = ()
+
+    @property
+    def position(self) -> int:
+        """Of the token that this row chooses."""
+        return len(self.request.tokens) + len(self.path)
+
+
+def choose(logits: torch.Tensor, rows: Sequence[Row]) -> list[int]:
+    """The token of each row. logits (R, V) -> R tokens."""
+    logits = adjust(logits, rows)
+    greedy = [i for i, r in enumerate(rows) if r.request.params.greedy]
+    if len(greedy) == len(rows):
+        return argmax(logits)
+    short = [i for i, r in enumerate(rows) if not r.request.params.greedy and _truncates(r)]
+    full = [i for i, r in enumerate(rows) if not r.request.params.greedy and not _truncates(r)]
+    tokens = [0] * len(rows)
+    for index, pick in ((greedy, _pick_greedy), (full, _pick_full), (short, _pick_short)):
+        if index:
+            picked = pick(logits if len(index) == len(rows) else logits[index], [rows[i] for i in index])
+            for i, token in zip(index, picked, strict=True):
+                tokens[i] = token
+    return tokens
+
+
+def log_probabilities(logits: torch.Tensor, rows: Sequence[Row]) -> torch.Tensor:
+    """(R, V) log p after every parameter; a greedy row puts all mass on its choice. Float64, for rejection."""
+    logits = adjust(logits, rows).double()
+    out = torch.full_like(logits, -torch.inf)
+    for i, row in enumerate(rows):
+        if row.request.params.greedy:
+            out[i, argmax(logits[i : i + 1])[0]] = 0.0
+        else:
+            out[i] = _log_p(logits[i : i + 1], row)
+    return out
+
+
+def top_scores(logits: torch.Tensor, rows: Sequence[Row], k: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """For drafters: the k best tokens of each row by log q + g (by log q when greedy), and their confidence.
+
+    Returns tokens (R, k), confidence (R, k) = softmax of the ranked scores, and log q (R, V) before noise.
+    """
+    logq = torch.stack([_log_p(x[None], r) for x, r in zip(adjust(logits, rows), rows, strict=True)])
+    noisy = [i for i, r in enumerate(rows) if not r.request.params.greedy]
+    scores = logq
+    if noisy:
+        scores = logq.clone()
+        tokens = torch.arange(logq.shape[1], device=logq.device)
+        scores[noisy] += gumbel(_keys([rows[i] for i in noisy], logq.device), tokens)
+    best = scores.topk(min(k, scores.shape[1]), dim=-1)
+    return best.indices, (best.values - scores.logsumexp(-1, keepdim=True)).exp(), logq
+
+
+def _log_p(x: torch.Tensor, row: Row) -> torch.Tensor:
+    """(1, V) adjusted logits -> (V,) log p under temperature and truncation; temperature 0 counts as 1 here."""
+    if row.request.params.greedy:
+        return x[0].log_softmax(-1)
+    x = x / row.request.params.temperature
+    if not _truncates(row):
+        return _min_p(x, [row])[0].log_softmax(-1)
+    values, ids = _truncate(x, [row])
+    return torch.full_like(x[0], -torch.inf).scatter(0, ids[0], values[0].log_softmax(-1))
+
+
+def argmax(logits: torch.Tensor) -> list[int]:
+    """First index of the largest value of each row. NumPy's is vectorised; torch's on CPU is not."""
+    if logits.device.type == "cpu" and logits.dtype in (torch.float32, torch.float64):
+        return [int(row.argmax()) for row in logits.numpy()]
+    return logits.argmax(-1).tolist()
+
+
+# ------------------------------------------------------------------ bias, bans, penalties
+def adjust(logits: torch.Tensor, rows: Sequence[Row]) -> torch.Tensor:
+    """Float32 logits after bias, bans and penalties; the same tensor when no row asks for any."""
+    if logits.dtype not in (torch.float32, torch.float64):
+        logits = logits.float()
+    touched = [i for i, r in enumerate(rows) if _adjusts(r)]
+    if not touched:
+        return logits
+    logits = logits.clone()
+    for i in touched:
+        _adjust_row(logits[i], rows[i])
+    return logits
+
+
+def _adjusts(row: Row) -> bool:
+    p = row.request.params
+    return bool(
+        p.logit_bias
+        or row.request.bad_word_ids
+        or p.repetition_penalty != 1
+        or p.presence_penalty
+        or p.frequency_penalty
+        or row.position - len(row.request.prompt) < p.min_tokens
+    )
+
+
+def _adjust_row(x: torch.Tensor, row: Row) -> None:
+    """Change one row (V,) in place."""
+    request, p = row.request, row.request.params
+    if p.logit_bias:
+        ids = torch.tensor(list(p.logit_bias), device=x.device)
+        x[ids] += torch.tensor(list(p.logit_bias.values()), dtype=x.dtype, device=x.device)
+    _penalise(x, row)
+    banned = _banned(row)
+    if row.position - len(request.prompt) < p.min_tokens:
+        banned += list(request.stop_ids)
+    if banned:
+        x[torch.tensor([t for t in banned if t < len(x)], device=x.device, dtype=torch.long)] = -torch.inf
+
+
+def _penalise(x: torch.Tensor, row: Row) -> None:
+    p = row.request.params
+    if p.repetition_penalty != 1:
+        seen = torch.tensor(np.unique([*row.request.tokens, *row.path]), device=x.device)
+        x[seen] = torch.where(x[seen] > 0, x[seen] / p.repetition_penalty, x[seen] * p.repetition_penalty)
+    if p.presence_penalty or p.frequency_penalty:
+        own = [*row.request.output, *row.path]
+        ids, counts = np.unique(np.array(own, dtype=np.int64), return_counts=True)
+        cost = p.presence_penalty + p.frequency_penalty * counts
+        x[torch.tensor(ids, device=x.device)] -= torch.tensor(cost, dtype=x.dtype, device=x.device)
+
+
+def _banned(row: Row) -> list[int]:
+    """The last token of each bad word whose other tokens stand right before this place."""
+    out = []
+    for word in row.request.bad_word_ids:
+        head = list(word[:-1])
+        tail = [*row.request.output, *row.path][-len(head) :] if head else []
+        if tail == head:
+            out.append(word[-1])
+    return out
+
+
+# ------------------------------------------------------------------ truncation and choice
+def _truncates(row: Row) -> bool:
+    p = row.request.params
+    return p.top_k > 0 or p.top_p < 1 or p.typical_p < 1
+
+
+def _column(rows: Sequence[Row], name: str, like: torch.Tensor) -> torch.Tensor:
+    return torch.tensor([[getattr(r.request.params, name)] for r in rows], dtype=like.dtype, device=like.device)
+
+
+def _keys(rows: Sequence[Row], device: torch.device) -> torch.Tensor:
+    keys = row_keys([r.request.seed for r in rows], [r.position for r in rows])
+    return torch.tensor(keys, dtype=torch.int64, device=device)
+
+
+def _pick_greedy(logits: torch.Tensor, rows: Sequence[Row]) -> list[int]:
+    return argmax(logits)
+
+
+def _pick_full(logits: torch.Tensor, rows: Sequence[Row]) -> list[int]:
+    scaled = _min_p(logits / _column(rows, "temperature", logits), rows)
+    noise = gumbel(_keys(rows, logits.device), torch.arange(logits.shape[1], device=logits.device))
+    return argmax(scaled + noise)
+
+
+def _pick_short(logits: torch.Tensor, rows: Sequence[Row]) -> list[int]:
+    values, ids = _truncate(logits / _column(rows, "temperature", logits), rows)
+    best = argmax(values + gumbel(_keys(rows, logits.device), ids))
+    return ids[torch.arange(len(rows)), best].tolist()
+
+
+def _truncate(scaled: torch.Tensor, rows: Sequence[Row]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Sorted values (R, k) with -inf where a token is cut, and their token ids (R, k)."""
+    k = min(SHORTLIST, scaled.shape[1])
+    if any(r.request.params.typical_p < 1 for r in rows) or max(r.request.params.top_k for r in rows) > k:
+        k = scaled.shape[1]
+    values, ids = _sorted(scaled, k)
+    if k < scaled.shape[1] and not _covers(values, scaled, rows):
+        values, ids = _sorted(scaled, scaled.shape[1])
+    total = scaled.logsumexp(-1, keepdim=True)
+    values = _top_k(values, rows)
+    values = _top_p(values, total, rows)
+    values = _min_p(values, rows)
+    return _typical_p(values, rows), ids
+
+
+def _sorted(scaled: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    if k == scaled.shape[1]:
+        return scaled.sort(dim=-1, descending=True, stable=True)
+    return scaled.topk(k, dim=-1)
+
+
+def _covers(values: torch.Tensor, scaled: torch.Tensor, rows: Sequence[Row]) -> bool:
+    """Does the short list hold every token that top-k and top-p can keep?"""
+    mass = (values.logsumexp(-1) - scaled.logsumexp(-1)).exp().tolist()
+    return all(
+        0 < r.request.params.top_k <= values.shape[1] or m > r.request.params.top_p + 1e-6
+        for m, r in zip(mass, rows, strict=True)
+    )
+
+
+def _top_k(values: torch.Tensor, rows: Sequence[Row]) -> torch.Tensor:
+    limits = [r.request.params.top_k if r.request.params.top_k > 0 else values.shape[1] for r in rows]
+    if min(limits) >= values.shape[1]:
+        return values
+    rank = torch.arange(values.shape[1], device=values.device)
+    return values.masked_fill(rank >= torch.tensor(limits, device=values.device)[:, None], -torch.inf)
+
+
+def _top_p(values: torch.Tensor, total: torch.Tensor, rows: Sequence[Row]) -> torch.Tensor:
+    """Keep the smallest head of the sorted row that holds top_p of the mass (what top-k left of it)."""
+    if all(r.request.params.top_p >= 1 for r in rows):
+        return values
+    cut = torch.tensor([[r.request.params.top_k > 0] for r in rows], device=values.device)
+    total = torch.where(cut, values.logsumexp(-1, keepdim=True), total)
+    p = (values - total).exp()
+    before = p.cumsum(-1) - p
+    top_p = _column(rows, "top_p", values)
+    return values.masked_fill((before >= top_p) & (top_p < 1), -torch.inf)
+
+
+def _min_p(values: torch.Tensor, rows: Sequence[Row]) -> torch.Tensor:
+    """Cut tokens below min_p times the likeliest one. Works sorted or not."""
+    if all(r.request.params.min_p <= 0 for r in rows):
+        return values
+    floor = values.amax(-1, keepdim=True) + _column(rows, "min_p", values).log()
+    return values.masked_fill(values < floor, -torch.inf)
+
+
+def _typical_p(values: torch.Tensor, rows: Sequence[Row]) -> torch.Tensor:
+    """Keep the tokens whose surprise is nearest to the entropy until they hold typical_p of the mass."""
+    if all(r.request.params.typical_p >= 1 for r in rows):
+        return values
+    logp = values.log_softmax(-1)
+    p = logp.exp()
+    entropy = -torch.where(p > 0, p * logp, 0.0).sum(-1, keepdim=True)
+    distance, order = (entropy + logp).abs().sort(dim=-1, stable=True)
+    mass = p.gather(-1, order).cumsum(-1)
+    typical = _column(rows, "typical_p", values)
+    before = mass - p.gather(-1, order)
+    cut = (before >= typical) & (typical < 1)
+    return values.masked_fill(torch.zeros_like(cut).scatter_(-1, order, cut), -torch.inf)
+
+
+# ------------------------------------------------------------------ logprobs
+def logprobs(logits: torch.Tensor, tokens: Sequence[int], k: int) -> list[TokenLogprobs]:
+    """log p of each row's token and of its k likeliest, from raw logits (R, V)."""
+    logp = logits.float().log_softmax(-1)
+    chosen = logp[torch.arange(len(tokens)), torch.tensor(tokens, device=logp.device)].tolist()
+    best = logp.topk(min(k, logp.shape[1]), dim=-1) if k else None
+    out = []
+    for i, (token, value) in enumerate(zip(tokens, chosen, strict=True)):
+        top = {} if best is None else dict(zip(best.indices[i].tolist(), best.values[i].tolist(), strict=True))
+        out.append(TokenLogprobs(token, value, top))
+    return out

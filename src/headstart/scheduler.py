@@ -1,0 +1,142 @@
+"""Who runs in this step, and how much of each prompt. Numbers, no tensors.
+
+A request has known tokens (prompt and output so far) of which the first `computed` lie in KV. A *piece* is how many of the others this
+step computes. A piece that reaches the last known token lets the request choose its next one; drafts hang behind it. So prefill,
+decoding and resuming after a preemption are one rule.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from headstart.core import Request
+from headstart.kv import KVPool
+
+
+@dataclass(eq=False)
+class Planned:
+    """One request's part of the step."""
+
+    request: Request
+    piece: int
+    budget: int = 0  # draft nodes for which there is KV
+
+    @property
+    def ready(self) -> bool:
+        """The step reaches the request's last token: it will choose the next."""
+        return self.request.computed + self.piece == len(self.request.tokens)
+
+
+@dataclass
+class Plan:
+    parts: list[Planned] = field(default_factory=list)
+
+    @property
+    def ready(self) -> list[Planned]:
+        return [p for p in self.parts if p.ready]
+
+    @property
+    def num_prefill_tokens(self) -> int:
+        return sum(p.piece - p.ready for p in self.parts)
+
+
+class Scheduler:
+    def __init__(self, pool: KVPool, max_num_seqs: int, max_batch_tokens: int, max_len: int) -> None:
+        self.pool, self.max_num_seqs, self.max_batch_tokens, self.max_len = pool, max_num_seqs, max_batch_tokens, max_len
+        self.waiting: deque[Request] = deque()
+        self.running: list[Request] = []
+
+    # -------------------------------------------------------------- coming and going
+    def add(self, request: Request) -> None:
+        self.waiting.append(request)
+
+    def fits(self, num_prompt: int) -> bool:
+        """Could a prompt of this length ever run, with room for one more token?"""
+        return self.pool.pages_for(num_prompt + 1) <= self.pool.num_pages and num_prompt < self.max_len
+
+    def finish(self, request: Request) -> None:
+        """Take a request out, wherever it is, and free its KV at once."""
+        if request in self.running:
+            self.running.remove(request)
+        elif request in self.waiting:
+            self.waiting.remove(request)
+        self.pool.close(request.id)
+
+    @property
+    def idle(self) -> bool:
+        return not self.running and not self.waiting
+
+    # -------------------------------------------------------------- one step
+    def plan(self) -> Plan:
+        """Running requests first, oldest first; then as many waiting ones as fit."""
+        plan, room = Plan(), self.max_batch_tokens
+        for request in list(self.running):
+            if request in self.running and room > 0:
+                room -= self._continue(request, plan, room)
+        while self.waiting and room > 0 and len(self.running) < self.max_num_seqs:
+            used = self._admit(self.waiting[0], plan, room)
+            if not used:
+                break
+            room -= used
+        return plan
+
+    def _continue(self, request: Request, plan: Plan, room: int) -> int:
+        """Plan a running request; where KV is short, younger ones give theirs back."""
+        self._attach(request)
+        piece = min(len(request.tokens) - request.computed, room)
+        while not self.pool.reserve(request.id, request.computed + piece):
+            victim = self.running[-1]
+            self._preempt(victim, plan)
+            if victim is request:
+                return 0
+        return self._take(request, plan, piece)
+
+    def _admit(self, request: Request, plan: Plan, room: int) -> int:
+        """Start a waiting request if its known tokens fit with one page to spare, unless it is alone."""
+        self._attach(request)
+        spare = 1 if self.running else 0
+        missing = self.pool.missing_pages(request.id, len(request.tokens) + 1)
+        piece = min(len(request.tokens) - request.computed, room)
+        if missing + spare > self.pool.num_available or not self.pool.reserve(request.id, request.computed + piece):
+            self.pool.close(request.id)
+            request.computed = 0
+            return 0
+        if not request.num_output:
+            request.stats.cached_prompt_tokens = request.computed
+        self.waiting.popleft()
+        self.running.append(request)
+        return self._take(request, plan, piece)
+
+    def _attach(self, request: Request) -> None:
+        """Take over what others have computed of the same text; the last token is always computed anew, for its logits."""
+        if request.params.prompt_logprobs is not None and request.computed < len(request.prompt):
+            return
+        if request.computed + 1 < len(request.tokens):
+            last = len(request.tokens) - 1
+            request.computed = self.pool.attach(request.id, request.tokens, request.computed, last)
+
+    def _take(self, request: Request, plan: Plan, piece: int) -> int:
+        self.pool.seal(request.id, request.tokens, request.computed + piece)
+        plan.parts.append(Planned(request, piece))
+        return piece
+
+    def _preempt(self, victim: Request, plan: Plan) -> None:
+        """Set a request aside: its KV goes, its tokens stay, it comes back first."""
+        self.running.remove(victim)
+        plan.parts = [p for p in plan.parts if p.request is not victim]
+        self.pool.close(victim.id)
+        victim.computed = 0
+        victim.stats.preemptions += 1
+        self.waiting.appendleft(victim)
+
+    def reserve_drafts(self, plan: Plan, budgets: list[int]) -> None:
+        """Find KV for the drafts; a draft never pushes anyone out, it shrinks. Rows of the forward are bounded too."""
+        room = self.max_batch_tokens - sum(p.piece for p in plan.parts)
+        for part, wanted in zip(plan.ready, budgets, strict=True):
+            r = part.request
+            wanted = max(0, min(wanted, room))
+            while wanted and not self.pool.reserve(r.id, len(r.tokens) + wanted):
+                wanted //= 2
+            part.budget = wanted
+            room -= wanted

@@ -1,0 +1,63 @@
+"""Tokens become text: unfinished UTF-8 is held back, stop strings may span tokens, and nothing behind a stop leaks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+
+class TextStream:
+    """One request's text. Feed it tokens in order; it says what is safe to show and when a stop string is complete."""
+
+    def __init__(self, decode: Callable[[Sequence[int]], str], stop: Sequence[str] = (), include_stop: bool = False):
+        self._decode, self._stop, self._include_stop = decode, tuple(stop), include_stop
+        self._tokens: list[int] = []
+        self._start = self._read = 0  # text of tokens[start:read] is known; what follows it is new
+        self.text = ""  # all of it, up to a stop
+        self._shown = 0
+        self._finished = False
+        self.stopped_by: str | None = None
+
+    def push(self, token: int, may_stop: bool = True) -> bool:
+        """Add one token; True when it completed a stop string (the text is then cut there)."""
+        self._tokens.append(token)
+        known = self._decode(self._tokens[self._start : self._read])
+        grown = self._decode(self._tokens[self._start :])
+        if len(grown) <= len(known) or grown.endswith("\ufffd"):
+            return False
+        return self._append(grown[len(known) :], may_stop)
+
+    def finish(self) -> None:
+        """No more tokens come: unfinished characters become visible as they are."""
+        if self.stopped_by is None:
+            known = self._decode(self._tokens[self._start : self._read])
+            self._append(self._decode(self._tokens[self._start :])[len(known) :])
+        self._finished = True
+
+    def take(self) -> str:
+        """Text that may be shown now: not a part of what could become a stop string."""
+        end = len(self.text)
+        if not self._finished and self.stopped_by is None:
+            end -= self._partial()
+        out = self.text[self._shown : end]
+        self._shown = max(end, self._shown)
+        return out
+
+    def _append(self, new: str, may_stop: bool = True) -> bool:
+        begin = len(self.text)
+        self.text += new
+        self._start, self._read = self._read, len(self._tokens)
+        hits = [(self.text.find(s, max(0, begin - len(s) + 1)), s) for s in self._stop]
+        hits = [(at + len(s), at, s) for at, s in hits if at >= 0]
+        if not hits or not may_stop:
+            return False
+        end, at, self.stopped_by = min(hits)
+        self.text = self.text[: end if self._include_stop else at]
+        return True
+
+    def _partial(self) -> int:
+        """Length of the longest end of the text that begins a stop string."""
+        longest = max((len(s) for s in self._stop), default=0)
+        for n in range(min(longest - 1, len(self.text)), 0, -1):
+            if any(s.startswith(self.text[-n:]) for s in self._stop):
+                return n
+        return 0
