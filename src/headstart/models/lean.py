@@ -7,6 +7,7 @@ weights replace the originals as views of one block, so no weight is held twice 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -39,7 +40,7 @@ class LeanModel:
         config = model.config
         self.embed, self.rotary, self.head = body.embed_tokens, body.rotary_emb, model.lm_head
         self.norm, self.eps = body.norm.weight, config.rms_norm_eps
-        self.blocks = [_block(layer) for layer in body.layers]
+        self.blocks = [_block(layer, config) for layer in body.layers]
         attention = body.layers[0].self_attn
         self.head_dim, self.scale = attention.head_dim, attention.scaling
         self.num_heads = config.num_attention_heads
@@ -108,7 +109,7 @@ def _linears(layer: nn.Module) -> list[nn.Module]:
     return [a.q_proj, a.k_proj, a.v_proj, a.o_proj, m.gate_proj, m.up_proj, m.down_proj]  # type: ignore[union-attr]
 
 
-def _block(layer: nn.Module) -> Block:
+def _block(layer: nn.Module, config: Any) -> Block:
     attention, mlp = layer.self_attn, layer.mlp
     projections = [attention.q_proj, attention.k_proj, attention.v_proj]  # type: ignore[union-attr]
     biases = [p.bias for p in projections]
@@ -122,8 +123,15 @@ def _block(layer: nn.Module) -> Block:
         norm_mlp=layer.post_attention_layernorm.weight,  # type: ignore[union-attr,arg-type]
         gate_up=_fuse([mlp.gate_proj, mlp.up_proj]),  # type: ignore[union-attr]
         down=mlp.down_proj,  # type: ignore[union-attr,arg-type]
-        window=getattr(attention, "sliding_window", None),
+        window=_window(attention, config),
     )
+
+
+def _window(attention: Any, config: Any) -> int | None:
+    """Qwen's layers carry their own window; Mistral has one for all; Llama has none."""
+    if config.model_type == "mistral":
+        return config.sliding_window
+    return getattr(attention, "sliding_window", None)
 
 
 def _fuse(linears: list[nn.Linear]) -> torch.Tensor:

@@ -1,0 +1,167 @@
+"""The options that verbs share: the model, speculation, sampling. Each group turns itself into what the API takes."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from headstart.config import SpeculativeConfig, parse_speculative
+from headstart.core import SamplingParams
+from headstart.errors import BadInput, ConfigError
+from headstart.progress import note
+
+if TYPE_CHECKING:
+    from headstart.llm import LLM
+
+MODEL, SPECULATION, SAMPLING = "Model", "Speculation", "Sampling"
+
+
+def option(*names: str, help: str, panel: str | None = None, **more: Any) -> Any:
+    return typer.Option(*names, help=help, rich_help_panel=panel, **more)
+
+
+MaxTokens = Annotated[int, option("--max-tokens", help="Stop after so many new tokens.", panel=SAMPLING)]
+Temperature = Annotated[float, option("--temperature", "-t", help="0 is greedy; 1 samples as the model says.", panel=SAMPLING)]
+Quiet = Annotated[bool, option("--quiet", "-q", help="No progress, notes or summary on standard error.")]
+
+
+# ------------------------------------------------------------------ the model and the engine
+@dataclass(frozen=True)
+class EngineOptions:
+    model: Annotated[
+        str, option("--model", "-m", help="Built-in name, folder, GGUF file or hub id (owner/name).", panel=MODEL)
+    ] = "smollm2"
+    device: Annotated[str, option("--device", help="auto, cpu, cuda or cuda:0.", panel=MODEL)] = "auto"
+    dtype: Annotated[str, option("--dtype", help="auto, float32, bfloat16 or float16.", panel=MODEL)] = "auto"
+    max_model_len: Annotated[
+        int | None, option("--max-model-len", help="Longest prompt plus answer, in tokens.", panel=MODEL)
+    ] = None
+    kv_memory: Annotated[
+        str | None,
+        option("--kv-memory", help="Memory for the KV pool: 2GB, 512MiB or bytes. [default: from free memory]", panel=MODEL),
+    ] = None
+    threads: Annotated[int | None, option("--threads", help="CPU threads that torch may use.", panel=MODEL)] = None
+    trust_remote_code: Annotated[
+        bool, option("--trust-remote-code", help="Run Python code that comes with the model.", panel=MODEL)
+    ] = False
+    no_fuse: Annotated[
+        bool, option("--no-fuse", help="Run the model's own code instead of the lean forward.", panel=MODEL)
+    ] = False
+
+    def open(self, speculative: SpeculativeConfig, profile: bool = False) -> LLM:
+        """Load the model with its drafter."""
+        memory = None if self.kv_memory is None else parse_bytes(self.kv_memory)
+        self._set_threads()
+        from headstart.llm import LLM
+
+        return LLM(
+            self.model,
+            speculative=speculative,
+            device=self.device,
+            dtype=self.dtype,
+            max_model_len=self.max_model_len,
+            kv_memory=memory,
+            fuse=not self.no_fuse,
+            profile=profile,
+            trust_remote_code=self.trust_remote_code,
+        )
+
+    def _set_threads(self) -> None:
+        if self.threads is None:
+            return
+        if self.threads < 1:
+            raise BadInput(f"--threads {self.threads} is not usable: expected a whole number of at least 1.")
+        import torch
+
+        torch.set_num_threads(self.threads)
+
+
+UNITS = {"": 1, "B": 1} | {
+    f"{letter}{kind}": base**power
+    for power, letter in enumerate("KMGT", start=1)
+    for kind, base in (("", 1024), ("B", 1000), ("IB", 1024))
+}
+
+
+def parse_bytes(text: str) -> int:
+    """'2GB', '512MiB', '1.5g' or '1000000' -> bytes. A bare letter counts by 1024."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", text, re.IGNORECASE)
+    if match is None or match[2].upper() not in UNITS:
+        raise BadInput(f"--kv-memory {text!r} is not an amount of memory: write it like 2GB, 512MiB or 1000000.")
+    return int(float(match[1]) * UNITS[match[2].upper()])
+
+
+# ------------------------------------------------------------------ speculation
+@dataclass(frozen=True)
+class SpeculationOptions:
+    drafter: Annotated[
+        str | None,
+        option("--drafter", "-d", help="none, ngram, suffix, draft_model, or a class of yours by dotted path.", panel=SPECULATION),
+    ] = None
+    draft_model: Annotated[
+        str | None, option("--draft-model", help="Model that drafts: name, folder, GGUF file or hub id.", panel=SPECULATION)
+    ] = None
+    num_speculative_tokens: Annotated[
+        int | None,
+        option("--num-speculative-tokens", "-k", help="How deep a draft may reach. [default: 5]", panel=SPECULATION),
+    ] = None
+    tree: Annotated[bool, option("--tree", help="Let the draft model branch instead of drafting one chain.", panel=SPECULATION)] = False
+    verification: Annotated[
+        str | None,
+        option(
+            "--verification",
+            help="walk: same seed, same text as without speculation. rejection: same distribution. [default: walk]",
+            panel=SPECULATION,
+        ),
+    ] = None
+    speculative_config: Annotated[
+        str | None, option("--speculative-config", help="vLLM's JSON object as it is, instead of the options above.", panel=SPECULATION)
+    ] = None
+
+    def config(self, default: str = "none") -> SpeculativeConfig:
+        """The speculative config that these options name; what must be said about it is said."""
+        given = self._shorthands()
+        if self.speculative_config is not None:
+            if given:
+                raise ConfigError(f"--speculative-config says everything: leave out {_flags(given)} or put it into the JSON.")
+            config, notes = parse_speculative(self.speculative_config)
+        else:
+            config, notes = parse_speculative(_complete(given, default))
+        for text in notes:
+            note(text)
+        if "." in config.method and os.getcwd() not in sys.path:
+            sys.path.append(os.getcwd())  # a drafter in the folder that the user stands in
+        return config
+
+    def _shorthands(self) -> dict[str, Any]:
+        values = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "speculative_config"}
+        return {name: value for name, value in values.items() if value not in (None, False)}
+
+
+def _complete(given: dict[str, Any], default: str) -> dict[str, Any]:
+    """Shorthands in the config's own names. One that could have no effect is an error."""
+    out = dict(given)
+    method = out.pop("drafter", "draft_model" if "draft_model" in out else default)
+    if method == "none" and out:
+        raise ConfigError(f"{_flags(out)} has no effect without a drafter: add --drafter ngram, suffix or draft_model.")
+    if "draft_model" in out and method in ("ngram", "suffix"):
+        raise ConfigError(f"--draft-model has no effect with --drafter {method}: leave one of the two out.")
+    if method == "draft_model" and "draft_model" not in out:
+        raise ConfigError("--drafter draft_model needs the model that drafts: add --draft-model NAME.")
+    if "tree" in out and method in ("ngram", "suffix"):
+        why = "drafts chains" if method == "ngram" else "always drafts trees"
+        raise ConfigError(f"--tree has no effect with --drafter {method}, which {why}: leave it out.")
+    if "draft_model" in out:
+        out["model"] = out.pop("draft_model")
+    return {"method": method} | out
+
+
+def _flags(names: Sequence[str] | dict[str, Any]) -> str:
+    return ", ".join("--" + name.replace("_", "-") for name in names)

@@ -1,0 +1,157 @@
+"""Tiny random models of many architectures, and drafters that tests need: helpful ones, random ones and hostile ones."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from typing import Any
+
+import numpy as np
+import torch
+
+from headstart.core import Draft, Tree
+from headstart.drafters import Drafter
+
+VOCAB = 211
+_LLAMA = dict(
+    hidden_size=48, intermediate_size=96, num_hidden_layers=3, num_attention_heads=6, num_key_value_heads=2, head_dim=8,
+    vocab_size=VOCAB, max_position_embeddings=512, initializer_range=0.3, pad_token_id=0, eos_token_id=0, bos_token_id=0,
+)  # fmt: skip
+_WINDOW = _LLAMA | {
+    "sliding_window": 8,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+}
+_OLD = dict(vocab_size=VOCAB, initializer_range=0.3, bos_token_id=0, eos_token_id=0)
+_SMALL = dict(hidden_size=48, num_hidden_layers=3, num_attention_heads=4, max_position_embeddings=512)
+CONFIGS: dict[str, dict[str, Any]] = {
+    "llama": _LLAMA,
+    "mistral": _LLAMA | {"sliding_window": None},
+    "mistral+window": _LLAMA | {"sliding_window": 8},
+    "qwen2": _LLAMA,
+    "qwen3": _LLAMA,
+    "phi3": _LLAMA,
+    "gemma2": _WINDOW,
+    "gemma3_text": _WINDOW,
+    "olmo2": _LLAMA,
+    "smollm3": _LLAMA,
+    "granite": _LLAMA,
+    "gpt2": dict(n_embd=48, n_layer=3, n_head=4, n_positions=512, **_OLD),
+    "gpt_neox": dict(intermediate_size=96, **_SMALL, **_OLD),
+    "opt": dict(ffn_dim=96, word_embed_proj_dim=48, vocab_size=VOCAB, init_std=0.3, eos_token_id=0, **_SMALL),
+    "qwen3_moe": _LLAMA | {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
+    "gpt_oss": _WINDOW | {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "deepseek_v3": dict(
+        intermediate_size=96, moe_intermediate_size=32, num_key_value_heads=4, n_routed_experts=4, n_shared_experts=1,
+        num_experts_per_tok=2, n_group=1, topk_group=1, first_k_dense_replace=1, q_lora_rank=None, kv_lora_rank=16,
+        qk_rope_head_dim=8, qk_nope_head_dim=16, v_head_dim=16, **_SMALL, **_OLD,
+    ),
+}  # fmt: skip
+
+
+@functools.cache
+def _made(name: str, seed: int) -> Any:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    torch.manual_seed(seed)
+    config = AutoConfig.for_model(name.split("+")[0], **copy.deepcopy(CONFIGS[name]))
+    return AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+
+
+def model(name: str = "llama", seed: int = 0) -> Any:
+    """A fresh copy of a tiny model with its stock attention."""
+    return copy.deepcopy(_made(name, seed))
+
+
+def noisy(name: str = "llama", seed: int = 0, strength: float = 0.02) -> Any:
+    """A model that mostly agrees with `model(name, seed)`: a plausible draft for it."""
+    out = model(name, seed)
+    torch.manual_seed(99)
+    with torch.no_grad():
+        for p in out.parameters():
+            p.mul_(1 + strength * torch.randn_like(p))
+    return out
+
+
+def prompts(count: int, seed: int = 0) -> list[list[int]]:
+    """Token prompts of different lengths; every other one repeats itself, so that lookups find something."""
+    rng = np.random.default_rng(seed)
+    out = []
+    for i in range(count):
+        part = rng.integers(5, VOCAB - 5, size=int(rng.integers(5, 14))).tolist()
+        out.append(part * 3 if i % 2 else part + rng.integers(5, VOCAB - 5, size=9).tolist())
+    return out
+
+
+# ------------------------------------------------------------------ drafters
+class Oracle(Drafter):
+    """Knows the right continuation (`known[prompt]`) and hides it in a tree among wrong siblings."""
+
+    known: dict[tuple[int, ...], list[int]] = {}  # noqa: RUF012
+
+    def propose(self, view):
+        return Draft.of([self._tree(r) for r in view.requests])
+
+    def _tree(self, r):
+        right = self.known[tuple(r.tokens[: r.num_prompt])][len(r.tokens) - r.num_prompt :][:4]
+        tree, parent = Tree(), -1
+        for i, token in enumerate(right):
+            wrong = (token + 1 + i) % VOCAB
+            tree.tokens += [wrong, wrong, token] if i % 2 else [wrong, token]
+            tree.parents += [parent] * (3 if i % 2 else 2)
+            parent = len(tree) - 1
+        tree.tokens += [7, 8]
+        tree.parents += [0, len(tree.parents)] if tree.parents else [-1, 0]
+        return tree
+
+
+class RandomTrees(Drafter):
+    """Random trees of random tokens, often right by chance: tokens come from the request's own text."""
+
+    def propose(self, view):
+        trees = []
+        for r in view.requests:
+            rng = np.random.default_rng([r.seed & 0xFFFF, len(r.tokens)])
+            size = int(rng.integers(0, r.budget + 1))
+            tokens = rng.choice(np.array(r.tokens), size=size).tolist()
+            trees.append(Tree(tokens, [int(rng.integers(-1, i)) if i else -1 for i in range(size)]))
+        return Draft.of(trees)
+
+
+class AlwaysWrong(Drafter):
+    """Never what the target says, unless by accident; as wide as it is deep."""
+
+    def propose(self, view):
+        return Draft.of([Tree([3] * r.budget, [i // 2 - 1 for i in range(r.budget)]) for r in view.requests])
+
+
+class OverBudget(Drafter):
+    """Ten times what it was allowed, with duplicates and EOS in the middle."""
+
+    def propose(self, view):
+        chains = [([0, 5, 5, 0] * (10 * r.budget))[: 10 * r.budget] for r in view.requests]
+        return Draft.chains(chains)
+
+
+class EndsInEos(Drafter):
+    def propose(self, view):
+        return Draft.of([Tree([0, 0, 0, 5], [-1, 0, 1, 2]) for r in view.requests])
+
+
+class NoTree(Drafter):
+    """A parent behind its child, a token outside the vocabulary: not a tree at all."""
+
+    def propose(self, view):
+        return Draft.of([Tree([5, VOCAB + 50], [1, -1]) for _ in view.requests])
+
+
+class Raises(Drafter):
+    def propose(self, view):
+        raise RuntimeError("broken on purpose")
+
+
+class TooFew(Drafter):
+    def propose(self, view):
+        return Draft.chains([])
+
+
+HOSTILE = {c.__name__: f"tests.tiny.{c.__name__}" for c in (AlwaysWrong, OverBudget, EndsInEos, NoTree, Raises, TooFew)}
