@@ -155,3 +155,69 @@ class TooFew(Drafter):
 
 
 HOSTILE = {c.__name__: f"tests.tiny.{c.__name__}" for c in (AlwaysWrong, OverBudget, EndsInEos, NoTree, Raises, TooFew)}
+
+
+# ------------------------------------------------------------------ tokenizers and folders
+CORPUS = [
+    "the quick brown fox jumps over the lazy dog", "a stone bridge over the river", "the birds sing in the green valley",
+    "she sells sea shells by the sea shore", "how much wood would a woodchuck chuck", "numbers like 1 2 3 and 4 5 6",
+    "naïve café, déjà vu", "the lighthouse keeper writes down the weather each morning",
+]  # fmt: skip
+TEMPLATE = (
+    "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+SPECIAL = ["<|end|>", "<|user|>", "<|assistant|>", "<|system|>"]
+
+
+@functools.cache
+def tokenizer(size: int = 400, style: str = "bytes") -> Any:
+    """A small tokenizer trained on the corpus: byte-level BPE, or sentencepiece-like with byte fallback."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    if style == "bytes":
+        made = Tokenizer(models.BPE())
+        made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        made.decoder = decoders.ByteLevel()
+        alphabet = pre_tokenizers.ByteLevel.alphabet()
+    else:
+        made = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>"))
+        made.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never")
+        made.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+        alphabet = [f"<0x{b:02X}>" for b in range(256)]
+    extra = [] if style == "bytes" else ["<unk>", *alphabet]
+    trainer = trainers.BpeTrainer(
+        vocab_size=size, special_tokens=[*SPECIAL, *extra], show_progress=False,
+        initial_alphabet=sorted(alphabet) if style == "bytes" else [],
+    )  # fmt: skip
+    made.train_from_iterator(CORPUS * 3, trainer)
+    out = PreTrainedTokenizerFast(tokenizer_object=made, eos_token="<|end|>", pad_token="<|end|>")
+    out.chat_template = TEMPLATE
+    return out
+
+
+def folder(path: Any, name: str = "llama", size: int = 400, seed: int = 0) -> Any:
+    """A tiny model with a tokenizer, saved as transformers saves it."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    words = tokenizer(size)
+    torch.manual_seed(seed)
+    options = copy.deepcopy(CONFIGS[name]) | {"vocab_size": len(words), "eos_token_id": 0}
+    made = AutoModelForCausalLM.from_config(AutoConfig.for_model(name, **options)).eval()
+    made.save_pretrained(path)
+    words.save_pretrained(path)
+    return path
+
+
+def loaded(size: int = 400, style: str = "bytes", seed: int = 0, layers: int = 3) -> Any:
+    """A tiny model with a tokenizer, in memory."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from headstart.models.load import wrap
+    from headstart.models.tokenizer import Tokenizer
+
+    words = tokenizer(size, style)
+    torch.manual_seed(seed)
+    made = LlamaForCausalLM(LlamaConfig(**_LLAMA | {"vocab_size": len(words), "num_hidden_layers": layers})).eval()
+    return wrap(f"tiny-{style}-{size}", made, Tokenizer(words))

@@ -25,7 +25,7 @@ def as_prompt(llm: LLM, text: str, chat: bool | None = None, system: str | None 
     """`chat` None: the chat template where the model has one."""
     templated = llm.tokenizer.has_chat_template() if chat is None else chat
     if templated:
-        return messages(system) + [{"role": "user", "content": text}]
+        return [*messages(system), {"role": "user", "content": text}]
     if system is not None:
         raise BadInput("--system needs a chat template, and this prompt is sent as it is: put it into the prompt.")
     return text

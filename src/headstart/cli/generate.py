@@ -21,12 +21,15 @@ if TYPE_CHECKING:
 @expand
 def generate(
     prompt: Annotated[str, typer.Argument(help="What the model answers; - reads standard input.", show_default=False)],
-    sampling: GenerateSampling,
     engine: EngineOptions,
     speculation: SpeculationOptions,
+    sampling: GenerateSampling,
     chat: Annotated[
         bool | None,
-        option("--chat/--raw", help="Through the chat template, or as it is. [default: the template where the model has one]"),
+        option(
+            "--chat/--raw",
+            help="Through the chat template, or as it is. [default: the template where the model has one]",
+        ),
     ] = None,
     system: Annotated[str | None, option("--system", help="System message that stands before the prompt.")] = None,
     as_json: Annotated[bool, option("--json", help="One JSON object on standard output, and nothing else.")] = False,
@@ -90,9 +93,7 @@ def _printer(llm: LLM, params: SamplingParams) -> Any:
     return Printer(lambda ids: llm.tokenizer.decode(ids, params.skip_special_tokens))
 
 
-def _print_json(
-    llm: LLM, asked: Any, params: SamplingParams, text: str, model: str, config: Any
-) -> list[Completion]:
+def _print_json(llm: LLM, asked: Any, params: SamplingParams, text: str, model: str, config: Any) -> list[Completion]:
     from headstart.cli import show
 
     output = llm.generate(asked, params)[0]

@@ -55,7 +55,10 @@ def _hub() -> list[dict[str, Any]]:
         repos = [r for r in scan_cache_dir().repos if r.repo_type == "model"]
     except (CacheNotFound, OSError, ValueError):
         return []
-    return [{"name": r.repo_id, "size": r.size_on_disk, "path": str(r.repo_path)} for r in sorted(repos, key=lambda r: r.repo_id)]
+    return [
+        {"name": r.repo_id, "size": r.size_on_disk, "path": str(r.repo_path)}
+        for r in sorted(repos, key=lambda r: r.repo_id)
+    ]
 
 
 def _print(found: dict[str, Any]) -> None:
@@ -78,9 +81,9 @@ def _section(title: str, rows: Sequence[tuple[str, str, str]], none: str = "") -
 
     from headstart.cli import show
 
-    table = Table.grid(padding=(0, 2, 0, 2))
+    table = Table.grid(padding=(0, 2), pad_edge=True)
     for justify in ("left", "right", "left"):
-        table.add_column(justify=justify, overflow="fold")  # type: ignore[arg-type]
+        table.add_column(justify=justify, overflow="fold")
     for row in rows:
         table.add_row(*row)
     console = show.out()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import sys
@@ -13,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from headstart.config import SpeculativeConfig, parse_speculative
-from headstart.core import SamplingParams
 from headstart.errors import BadInput, ConfigError
 from headstart.progress import note
 
@@ -28,7 +26,9 @@ def option(*names: str, help: str, panel: str | None = None, **more: Any) -> Any
 
 
 MaxTokens = Annotated[int, option("--max-tokens", help="Stop after so many new tokens.", panel=SAMPLING)]
-Temperature = Annotated[float, option("--temperature", "-t", help="0 is greedy; 1 samples as the model says.", panel=SAMPLING)]
+Temperature = Annotated[
+    float, option("--temperature", "-t", help="0 is greedy; 1 samples as the model says.", panel=SAMPLING)
+]
 Quiet = Annotated[bool, option("--quiet", "-q", help="No progress, notes or summary on standard error.")]
 
 
@@ -45,7 +45,9 @@ class EngineOptions:
     ] = None
     kv_memory: Annotated[
         str | None,
-        option("--kv-memory", help="Memory for the KV pool: 2GB, 512MiB or bytes. [default: from free memory]", panel=MODEL),
+        option(
+            "--kv-memory", help="Memory for the KV pool: 2GB, 512MiB or bytes. [default: from free memory]", panel=MODEL
+        ),
     ] = None
     threads: Annotated[int | None, option("--threads", help="CPU threads that torch may use.", panel=MODEL)] = None
     trust_remote_code: Annotated[
@@ -103,16 +105,24 @@ def parse_bytes(text: str) -> int:
 class SpeculationOptions:
     drafter: Annotated[
         str | None,
-        option("--drafter", "-d", help="none, ngram, suffix, draft_model, or a class of yours by dotted path.", panel=SPECULATION),
+        option(
+            "--drafter",
+            "-d",
+            help="none, ngram, suffix, draft_model, or a class of yours by dotted path.",
+            panel=SPECULATION,
+        ),
     ] = None
     draft_model: Annotated[
-        str | None, option("--draft-model", help="Model that drafts: name, folder, GGUF file or hub id.", panel=SPECULATION)
+        str | None,
+        option("--draft-model", help="Model that drafts: name, folder, GGUF file or hub id.", panel=SPECULATION),
     ] = None
     num_speculative_tokens: Annotated[
         int | None,
         option("--num-speculative-tokens", "-k", help="How deep a draft may reach. [default: 5]", panel=SPECULATION),
     ] = None
-    tree: Annotated[bool, option("--tree", help="Let the draft model branch instead of drafting one chain.", panel=SPECULATION)] = False
+    tree: Annotated[
+        bool, option("--tree", help="Let the draft model branch instead of drafting one chain.", panel=SPECULATION)
+    ] = False
     verification: Annotated[
         str | None,
         option(
@@ -122,7 +132,10 @@ class SpeculationOptions:
         ),
     ] = None
     speculative_config: Annotated[
-        str | None, option("--speculative-config", help="vLLM's JSON object as it is, instead of the options above.", panel=SPECULATION)
+        str | None,
+        option(
+            "--speculative-config", help="vLLM's JSON object as it is, instead of the options above.", panel=SPECULATION
+        ),
     ] = None
 
     def config(self, default: str = "none") -> SpeculativeConfig:
@@ -130,7 +143,9 @@ class SpeculationOptions:
         given = self._shorthands()
         if self.speculative_config is not None:
             if given:
-                raise ConfigError(f"--speculative-config says everything: leave out {_flags(given)} or put it into the JSON.")
+                raise ConfigError(
+                    f"--speculative-config says everything: leave out {_flags(given)} or put it into the JSON."
+                )
             config, notes = parse_speculative(self.speculative_config)
         else:
             config, notes = parse_speculative(_complete(given, default))

@@ -12,7 +12,9 @@ from headstart.text import TextStream
 ACCEPTED = "green"
 Piece = tuple[str, bool]  # text, and whether it was drafted
 # Control characters of a model's text must not steer the terminal.
-_VISIBLE = {c: 0x2400 + c for c in range(32) if chr(c) not in "\n\t"} | {0x7F: 0x2421} | {c: 0xFFFD for c in range(0x80, 0xA0)}
+_VISIBLE = (
+    {c: 0x2400 + c for c in range(32) if chr(c) not in "\n\t"} | {0x7F: 0x2421} | dict.fromkeys(range(128, 160), 65533)
+)
 
 
 class Painter:

@@ -1,4 +1,4 @@
-"""Sampling options: every field of SamplingParams, under its own name. The command line is greedy unless told otherwise."""
+"""Sampling options: every field of SamplingParams under its own name. The command line is greedy unless told."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ class SamplingOptions:
         float, option("--typical-p", help="Keep the most typical tokens that make up this probability.", panel=SAMPLING)
     ] = 1.0
     repetition_penalty: Annotated[
-        float, option("--repetition-penalty", help="Above 1: tokens of prompt and answer become less likely.", panel=SAMPLING)
+        float,
+        option("--repetition-penalty", help="Above 1: tokens of prompt and answer become less likely.", panel=SAMPLING),
     ] = 1.0
     presence_penalty: Annotated[
         float, option("--presence-penalty", help="Subtracted once from tokens already in the answer.", panel=SAMPLING)
@@ -38,17 +39,20 @@ class SamplingOptions:
         float, option("--frequency-penalty", help="Subtracted for each time a token is in the answer.", panel=SAMPLING)
     ] = 0.0
     logit_bias: Annotated[
-        str | None, option("--logit-bias", help='JSON, token id to bias: \'{"42": -100}\'.', panel=SAMPLING)
+        str | None, option("--logit-bias", help="JSON, token id to bias: '{\"42\": -100}'.", panel=SAMPLING)
     ] = None
     bad_words: Annotated[
-        list[str] | None, option("--bad-words", help="Text that must not appear; repeatable.", panel=SAMPLING)
+        list[str] | None,
+        option("--bad-words", help="Text that must not appear; repeatable.", panel=SAMPLING, metavar="TEXT"),
     ] = None
     min_tokens: Annotated[int, option("--min-tokens", help="No end before so many tokens.", panel=SAMPLING)] = 0
     stop: Annotated[
-        list[str] | None, option("--stop", help="Text that ends the answer and is cut off; repeatable.", panel=SAMPLING)
+        list[str] | None,
+        option("--stop", help="Text that ends the answer and is cut off; repeatable.", panel=SAMPLING, metavar="TEXT"),
     ] = None
     stop_token_ids: Annotated[
-        list[str] | None, option("--stop-token-ids", help="Token ids that end the answer: 2,7.", panel=SAMPLING)
+        list[str] | None,
+        option("--stop-token-ids", help="Token ids that end the answer: 2,7.", panel=SAMPLING, metavar="IDS"),
     ] = None
     include_stop_str_in_output: Annotated[
         bool, option("--include-stop-str-in-output", help="Keep the stop text at the end.", panel=SAMPLING)
@@ -56,13 +60,13 @@ class SamplingOptions:
     ignore_eos: Annotated[
         bool, option("--ignore-eos", help="Go on behind the model's end of text.", panel=SAMPLING)
     ] = False
-    skip_special_tokens: Annotated[
-        bool,
-        option("--skip-special-tokens/--keep-special-tokens", help="Leave out or show tokens like <|im_end|>.", panel=SAMPLING),
-    ] = True
+    keep_special_tokens: Annotated[
+        bool, option("--keep-special-tokens", help="Show tokens like <|im_end|> in the text.", panel=SAMPLING)
+    ] = False
 
     def params(self) -> SamplingParams:
         given: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
+        given["skip_special_tokens"] = not given.pop("keep_special_tokens")
         given["logit_bias"] = _bias(self.logit_bias)
         given["stop_token_ids"] = _token_ids(self.stop_token_ids or [])
         for name in ("stop", "bad_words"):
@@ -76,7 +80,8 @@ class GenerateSampling(SamplingOptions):
 
     n: Annotated[int, option("--n", "-n", help="How many answers.", panel=SAMPLING)] = 1
     logprobs: Annotated[
-        int | None, option("--logprobs", help="With --json: log p of each token and of the so many likeliest.", panel=SAMPLING)
+        int | None,
+        option("--logprobs", help="With --json: log p of each token and of the so many likeliest.", panel=SAMPLING),
     ] = None
     prompt_logprobs: Annotated[
         int | None, option("--prompt-logprobs", help="With --json: the same for the prompt's tokens.", panel=SAMPLING)
@@ -89,7 +94,9 @@ def _bias(text: str | None) -> dict[int, float] | None:
     try:
         return {int(token): float(bias) for token, bias in json.loads(text).items()}
     except (ValueError, TypeError, AttributeError):
-        raise BadInput(f"--logit-bias {text!r} should be JSON that maps token ids to numbers: '{{\"42\": -100}}'.") from None
+        raise BadInput(
+            f"--logit-bias {text!r} should be JSON that maps token ids to numbers: '{{\"42\": -100}}'."
+        ) from None
 
 
 def _token_ids(texts: list[str]) -> tuple[int, ...]:

@@ -78,7 +78,13 @@ def time_table(stats: Stats) -> Table:
         table.add_column(heading, justify="right")
     for part, seconds in [*times.items(), ("total", everything)]:
         per_step = 1e3 * seconds / max(stats.steps, 1)
-        table.add_row(part, f"{seconds:.3f}", f"{per_step:.2f}", f"{seconds / everything:.1%}", end_section=part == "between steps")
+        table.add_row(
+            part,
+            f"{seconds:.3f}",
+            f"{per_step:.2f}",
+            f"{seconds / everything:.1%}",
+            end_section=part == "between steps",
+        )
     return table
 
 

@@ -1,0 +1,10 @@
+"""One thread and no surprises: every run of the tests draws the same examples."""
+
+import torch
+from hypothesis import HealthCheck, settings
+
+torch.set_num_threads(1)
+settings.register_profile(
+    "headstart", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+)
+settings.load_profile("headstart")
