@@ -193,8 +193,8 @@ class House:
         """Play a scenario to its end."""
         waiting = sorted(arrivals, key=lambda a: a.step)
         leaving: dict[int, list[Request]] = {}
-        work = sum(len(a.prompt) + a.max_tokens + 2 for a in arrivals)
-        bound = work + max((a.step for a in arrivals), default=0)
+        work = sum(len(a.prompt) + a.max_tokens + 2 for a in [*self.wants.values(), *arrivals])
+        bound = self.steps + work + max((a.step for a in arrivals), default=0)
         while waiting or not self.scheduler.idle:
             while waiting and waiting[0].step <= self.steps:
                 a = waiting.pop(0)
@@ -287,10 +287,16 @@ def test_the_same_prompt_at_the_same_time_is_computed_once():
     house = House(40, 4, 4, 64)
     for _ in range(2):
         house.arrive(Arrival(0, [1, 2, 0, 1, 2, 0, 1, 2, 0], 2))
-    plan = house.step()
+    plan = house.scheduler.plan()
     assert [p.piece for p in plan.parts] == [9, 1]
     assert plan.num_prefill_tokens == 8
     assert plan.parts[1].request.stats.cached_prompt_tokens == 8
+
+
+def test_a_prompt_shared_inside_one_step_is_read_after_it_is_written():
+    house = House(40, 4, 4, 64)
+    for _ in range(3):
+        house.arrive(Arrival(0, [1, 2, 0, 1, 2, 0, 1, 2, 0], 4, drafts=3))
     house.run([])
 
 

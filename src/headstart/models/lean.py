@@ -101,7 +101,19 @@ def lean(model: nn.Module) -> LeanModel | None:
         same_device = len({p.device for p in model.parameters()}) == 1
     except AttributeError:
         return None
-    return LeanModel(model) if plain and same_device and not mlp_bias else None
+    if not (plain and same_device and not mlp_bias):
+        return None
+    out = LeanModel(model)
+    _own(model, out)
+    return out
+
+
+def _own(model: nn.Module, fused: LeanModel) -> None:
+    """Take the other weights out of the mapped file too, so that the file is let go and nothing is held twice."""
+    blocks = {b.untyped_storage().data_ptr() for block in fused.blocks for b in (block.qkv, block.gate_up)}
+    for p in model.parameters():
+        if p.device.type == "cpu" and p.data.untyped_storage().data_ptr() not in blocks:
+            p.data = p.data.clone()
 
 
 def _linears(layer: nn.Module) -> list[nn.Module]:

@@ -46,7 +46,11 @@ class TorchRunner:
             self.values = [self._zeros(num_slots, s.kv_heads, s.value_dim, s.dtype) for s in self.shapes]
 
     def _zeros(self, slots: int, heads: int, dim: int, dtype: torch.dtype) -> torch.Tensor:
-        return torch.zeros(slots, heads, dim, dtype=dtype, device=self.device)
+        """On a CPU the system hands out zeroed pages when they are first used; torch.zeros would touch them all now."""
+        if self.device.type != "cpu":
+            return torch.zeros(slots, heads, dim, dtype=dtype, device=self.device)
+        raw = np.zeros(slots * heads * dim * dtype.itemsize, dtype=np.uint8)
+        return torch.from_numpy(raw).view(dtype).view(slots, heads, dim)
 
     @torch.inference_mode()
     def forward(self, batch: Batch) -> Forward:

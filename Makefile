@@ -1,0 +1,40 @@
+# Everything runs in .venv, which `make setup` creates with pip. Another interpreter: make setup PYTHON=python3.12
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+PIP := $(BIN)/python -m pip --disable-pip-version-check install -c constraints.txt
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint bench clean
+
+help: ## List these targets
+	@sed -nE 's/^([a-z]+):.*## (.*)/  make \1|\2/p' Makefile | awk -F'|' '{printf "%-14s%s\n", $$1, $$2}'
+
+setup: $(READY) ## Create .venv and install Headstart with its tools
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "Headstart needs Python 3.11 or newer; $(PYTHON) is older or missing. Try: make setup PYTHON=python3.12" >&2; exit 1; }
+	$(PYTHON) -m venv .venv
+	$(PIP) torch
+	$(PIP) -e '.[dev]'
+	@touch $@
+
+demo: setup ## Race plain decoding against speculation, live (fetches a model of 98 MB once)
+	$(BIN)/headstart demo
+
+test: export OMP_NUM_THREADS = 1
+test: setup lint ## Lint, then all tests, on one thread
+	$(BIN)/python -m pytest
+
+lint: setup ## ruff and mypy
+	$(BIN)/ruff check src tests
+	$(BIN)/ruff format --check src tests
+	$(BIN)/mypy
+
+bench: setup ## Tokens per second, against transformers on the same weights
+	$(BIN)/python benchmarks/engine.py
+
+clean: ## Remove .venv and everything that tools left behind (models stay in the cache)
+	rm -rf .venv build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
