@@ -21,7 +21,7 @@ def engine(
     spec, _ = parse_speculative(speculative)
     runner = model if isinstance(model, TorchRunner) else TorchRunner(model, config.pop("fuse", True))
     extras = {"draft_model": Loaded("draft", draft, None, frozenset(), 512, 211)} if draft is not None else {}
-    around = Surroundings(runner.vocab_size, max_num_seqs=8, max_model_len=max_len, page_size=4, extras=extras)
+    around = Surroundings(runner.vocab_size, device=str(runner.device), max_num_seqs=8, max_model_len=max_len, page_size=4, extras=extras)
     options = {"max_num_seqs": 8, "max_batch_tokens": 64, "page_size": 4} | config
     return Engine(runner, EngineConfig(**options), max_len, pages, spec, around)
 
@@ -53,7 +53,7 @@ def run(engine: Engine, requests: list[Request], arrivals: int = 0) -> list[list
 @torch.inference_mode()
 def generate(model: Any, prompt: list[int], max_tokens: int, eos: int | None = 0) -> list[int]:
     """transformers' own greedy continuation."""
-    ids = torch.tensor([prompt])
+    ids = torch.tensor([prompt], device=model.device)
     out = model.generate(
         ids, attention_mask=torch.ones_like(ids), max_new_tokens=max_tokens, do_sample=False,
         eos_token_id=eos if eos is not None else -1, pad_token_id=0,
@@ -68,7 +68,7 @@ def assert_same(model: Any, prompt: list[int], ours: list[int], theirs: list[int
         return
     at = next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), min(len(ours), len(theirs)))
     assert at < min(len(ours), len(theirs)), f"one text ends early, at token {at}"
-    logits = model(torch.tensor([prompt + theirs[:at]]), use_cache=False).logits[0, -1]
+    logits = model(torch.tensor([prompt + theirs[:at]], device=model.device), use_cache=False).logits[0, -1]
     margin = float((logits[theirs[at]] - logits[ours[at]]).abs())
     assert margin < tolerance, f"token {at}: {ours[at]} instead of {theirs[at]}, margin {margin:.2g}: no near-tie"
     print(f"near-tie at token {at}: margin {margin:.2g}")

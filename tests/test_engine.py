@@ -232,7 +232,7 @@ def test_after_any_history_logits_equal_a_fresh_prefill(name: str) -> None:
     batch = Batch(np.array([17]), np.array([n]), [Segment(0, 1, n, slots)], np.array([0]))
     with torch.inference_mode():
         ours = e.runner.forward(batch).logits[0]
-        fresh = stock(torch.tensor([[*r.tokens[:n], 17]]), use_cache=False).logits[0, -1]
+        fresh = stock(torch.tensor([[*r.tokens[:n], 17]], device=tiny.DEVICE), use_cache=False).logits[0, -1]
     assert r.stats.accepted > 5 and r.stats.accepted < r.stats.drafted
     torch.testing.assert_close(ours, fresh, atol=2e-4, rtol=1e-4)
 
@@ -247,7 +247,7 @@ def test_logprobs_and_prompt_logprobs_equal_the_stock_model() -> None:
         assert run(e, requests) == sampled()[:4]
         for r in requests:
             with torch.inference_mode():
-                logp = stock(torch.tensor([r.tokens]), use_cache=False).logits[0].log_softmax(-1)
+                logp = stock(torch.tensor([r.tokens], device=tiny.DEVICE), use_cache=False).logits[0].log_softmax(-1)
             assert len(r.logprobs) == r.num_output and len(r.prompt_logprobs) == len(r.prompt)
             assert r.prompt_logprobs[0] is None
             entries = [*r.prompt_logprobs[1:], *r.logprobs]
@@ -267,9 +267,9 @@ def test_rejection_samples_the_targets_distribution(how: str) -> None:
     params = dict(temperature=1.0, top_k=3, max_tokens=2)
     with torch.inference_mode():
         law: dict[tuple[int, int], float] = {}
-        first = stock(torch.tensor([prompt]), use_cache=False).logits[0, -1].topk(3)
+        first = stock(torch.tensor([prompt], device=tiny.DEVICE), use_cache=False).logits[0, -1].topk(3)
         for a, pa in zip(first.indices.tolist(), first.values.softmax(-1).tolist(), strict=True):
-            second = stock(torch.tensor([[*prompt, a]]), use_cache=False).logits[0, -1].topk(3)
+            second = stock(torch.tensor([[*prompt, a]], device=tiny.DEVICE), use_cache=False).logits[0, -1].topk(3)
             for b, pb in zip(second.indices.tolist(), second.values.softmax(-1).tolist(), strict=True):
                 law[a, b] = pa * pb
     spec = {**SPECULATIVE[how], "verification": "rejection"}

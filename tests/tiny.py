@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import os
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from headstart.core import Draft, Tree
 from headstart.drafters import Drafter
 
 VOCAB = 211
+DEVICE = os.environ.get("HEADSTART_TEST_DEVICE", "cpu")  # "cuda" runs the engine's tests on a GPU
 _LLAMA = dict(
     hidden_size=48, intermediate_size=96, num_hidden_layers=3, num_attention_heads=6, num_key_value_heads=2, head_dim=8,
     vocab_size=VOCAB, max_position_embeddings=512, initializer_range=0.3, pad_token_id=0, eos_token_id=0, bos_token_id=0,
@@ -54,7 +56,7 @@ def _made(name: str, seed: int) -> Any:
 
     torch.manual_seed(seed)
     config = AutoConfig.for_model(name.split("+")[0], **copy.deepcopy(CONFIGS[name]))
-    return AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    return AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval().to(DEVICE)
 
 
 def model(name: str = "llama", seed: int = 0) -> Any:

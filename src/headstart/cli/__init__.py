@@ -8,10 +8,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from headstart.cli.chat import chat
-from headstart.cli.demo import demo
-from headstart.cli.generate import generate
-from headstart.cli.models import models
+from headstart.cli import chat, demo, generate, models
 from headstart.errors import HeadstartError
 
 
@@ -55,7 +52,7 @@ def headstart(
     """
 
 
-for verb in (demo, generate, chat, models):
+for verb in (demo.demo, generate.generate, chat.chat, models.models):
     app.command()(verb)
 
 

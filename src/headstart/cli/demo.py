@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,7 +13,7 @@ from headstart.cli.groups import expand
 from headstart.cli.options import SAMPLING, EngineOptions, MaxTokens, Quiet, SpeculationOptions, Temperature, option
 from headstart.config import SpeculativeConfig
 from headstart.core import SamplingParams
-from headstart.progress import set_quiet, status
+from headstart.progress import note, set_quiet, status
 
 if TYPE_CHECKING:
     from headstart.cli.race import Race
@@ -78,16 +79,29 @@ def demo(
     set_quiet(quiet)
     params = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=seed)
     config = speculation.config(default="ngram")
+    load = _load_average()
     with engine.open(config) as llm:
         races = _prepare(llm, _prompts(prompt), config.method)
         _run(llm, races, params, "json" if as_json else "plain" if plain or not sys.stdout.isatty() else "live")
     may_differ = config.verification == "rejection" and not params.greedy
     if as_json:
-        _print_json(races, params, engine.model, config)
+        _print_json(races, params, engine.model, config, load)
     else:
         _close(races, config.method, may_differ)
     if not may_differ and not all(r.identical for r in races):
         raise typer.Exit(1)
+
+
+def _load_average() -> float | None:
+    """How busy the machine is before the race; said when it disturbs the numbers."""
+    if not hasattr(os, "getloadavg"):
+        return None
+    load, cores = os.getloadavg()[0], os.cpu_count() or 1
+    if load > cores / 2:
+        note(
+            f"Other programs keep this machine busy (load {load:.1f} on {cores} cores): the speeds below are disturbed."
+        )
+    return load
 
 
 def _prompts(own: list[str] | None) -> dict[str, str]:
@@ -158,12 +172,15 @@ def _why(race: Race) -> str:
     )
 
 
-def _print_json(races: list[Race], params: SamplingParams, model: str, config: SpeculativeConfig) -> None:
+def _print_json(
+    races: list[Race], params: SamplingParams, model: str, config: SpeculativeConfig, load: float | None
+) -> None:
     from headstart.cli import show
 
     result: dict[str, Any] = {
         "prompts": [r.result() for r in races],
         "identical": all(r.identical for r in races),
         "params": params,
+        "load_average": load,
     }
     show.print_json(result | show.provenance(model, config))

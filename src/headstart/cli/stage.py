@@ -121,8 +121,8 @@ def position_line(lane: Lane) -> Any:
 
 def print_plain(race: Race) -> None:
     """One race as lines."""
-    print(f"\n{race.title}: {' '.join(race.prompt.split())}")
-    print("  " + race.plain.text.strip().replace("\n", "\n  "))
+    print(f"\n{race.title}: {' '.join(visible(race.prompt).split())}")
+    print("  " + visible(race.plain.text).strip().replace("\n", "\n  "))
     for lane in (race.plain, race.speculative):
         print(f"  {lane.name}: {speed_line(lane)}".rstrip(), position_line(lane).plain, sep="   ")
     print(f"  ratio {race.ratio:.2f}, {'identical' if race.identical else 'different'}", flush=True)
