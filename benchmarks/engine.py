@@ -37,8 +37,8 @@ from headstart.models.load import Loaded, load
 PARAGRAPH = (
     "The lighthouse on Gull Rock was built in 1874 by two brothers who had never seen the sea before. They carried every stone "
     "across the causeway at low tide, and it took them eleven summers. When the lamp was lit for the first time, the whole "
-    "village came to watch. The younger brother stayed on as keeper and wrote down the weather each morning for forty years. His "
-    "notebooks are kept in the town library, where anyone may read them."
+    "village came to watch. The younger brother stayed on as keeper and wrote down the weather each morning for forty "
+    "years. His notebooks are kept in the town library, where anyone may read them."
 )
 LIST = "apples 3, pears 5, plums 12, walnuts 40, lemons 6, onions 9, carrots 15, leeks 4, eggs 24, candles 2"
 PROMPTS = {
@@ -106,7 +106,16 @@ def headstart_way(llm: LLM, max_tokens: int, method: str, together: bool, books:
         outs = [o for g in groups for o in llm.generate(g, params, speculative=own)]
         for o in outs:
             s = o.stats
-            for name in ("steps", "tokens", "drafted", "accepted", "time_draft", "time_target", "time_verify", "time_host"):
+            for name in (
+                "steps",
+                "tokens",
+                "drafted",
+                "accepted",
+                "time_draft",
+                "time_target",
+                "time_verify",
+                "time_host",
+            ):
                 books[name] = books.get(name, 0) + getattr(s, name)
         return [o.token_ids for o in outs]
 

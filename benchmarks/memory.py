@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Memory of a running engine: peak against weights + KV pool, and growth over many requests.
 
-    python benchmarks/memory.py                    built-in model, default KV pool, 1,000 requests
-    python benchmarks/memory.py --kv-memory 512    megabytes of KV
+python benchmarks/memory.py                    built-in model, default KV pool, 1,000 requests
+python benchmarks/memory.py --kv-memory 512    megabytes of KV
 """
 
 from __future__ import annotations

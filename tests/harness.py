@@ -21,7 +21,9 @@ def engine(
     spec, _ = parse_speculative(speculative)
     runner = model if isinstance(model, TorchRunner) else TorchRunner(model, config.pop("fuse", True))
     extras = {"draft_model": Loaded("draft", draft, None, frozenset(), 512, 211)} if draft is not None else {}
-    around = Surroundings(runner.vocab_size, device=str(runner.device), max_num_seqs=8, max_model_len=max_len, page_size=4, extras=extras)
+    around = Surroundings(
+        runner.vocab_size, device=str(runner.device), max_num_seqs=8, max_model_len=max_len, page_size=4, extras=extras
+    )
     options = {"max_num_seqs": 8, "max_batch_tokens": 64, "page_size": 4} | config
     return Engine(runner, EngineConfig(**options), max_len, pages, spec, around)
 

@@ -1,4 +1,4 @@
-"""Greedy output equals transformers' generate, token by token: 17 architectures, every drafter, chain and tree, batch 1 and 8."""
+"""Greedy output equals transformers' generate, token by token: 17 architectures, every drafter, batch 1 and 8."""
 
 from __future__ import annotations
 
@@ -15,7 +15,13 @@ SPECULATIVE = {
     "ngram": {"method": "ngram", "prompt_lookup_min": 1},
     "suffix": {"method": "suffix", "num_draft_nodes": 8},
     "chain": {"method": "draft_model", "num_speculative_tokens": 4},
-    "tree": {"method": "draft_model", "num_speculative_tokens": 4, "tree": True, "num_draft_nodes": 12, "p_split": 0.02},
+    "tree": {
+        "method": "draft_model",
+        "num_speculative_tokens": 4,
+        "tree": True,
+        "num_draft_nodes": 12,
+        "p_split": 0.02,
+    },
     "oracle": {"method": "tests.tiny.Oracle", "num_draft_nodes": 24},
     "random": {"method": "tests.tiny.RandomTrees", "num_draft_nodes": 10},
 }

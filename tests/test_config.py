@@ -43,7 +43,10 @@ VLLM: dict[str, tuple[Any, Any]] = {
     "prompt_lookup_max": (6, ("prompt_lookup_max", 6)),
     "prompt_lookup_min": (3, ("prompt_lookup_min", 3)),
     "parallel_drafting": (True, "refused"),
-    "num_speculative_tokens_per_batch_size": ([[1, 4, 5], [5, 64, 2]], ("batch_size_schedule", ((1, 4, 5), (5, 64, 2)))),
+    "num_speculative_tokens_per_batch_size": (
+        [[1, 4, 5], [5, 64, 2]],
+        ("batch_size_schedule", ((1, 4, 5), (5, 64, 2))),
+    ),
     "suffix_decoding_max_tree_depth": (12, ("suffix_max_depth", 12)),
     "suffix_decoding_max_cached_requests": (99, ("suffix_max_requests", 99)),
     "suffix_decoding_max_spec_factor": (2.0, ("suffix_factor", 2.0)),
@@ -160,7 +163,8 @@ def test_nodes_of_a_draft():
     [
         ("num_speculative_token", "num_speculative_tokens"), ("num_spec_tokens", "num_speculative_tokens"),
         ("prompt_lookup_mx", "prompt_lookup_max"), ("verificaton", "verification"), ("n_maxx", "n_max"),
-        ("rejection_sample_methd", "rejection_sample_method"), ("suffix_decoding_max_tree_dept", "suffix_decoding_max_tree_depth"),
+        ("rejection_sample_methd", "rejection_sample_method"),
+        ("suffix_decoding_max_tree_dept", "suffix_decoding_max_tree_depth"),
     ],
 )  # fmt: skip
 def test_an_unknown_key_names_the_nearest(slip: str, meant: str):
@@ -217,7 +221,8 @@ def test_other_ways_to_reject_are_refused(method: Any):
         ("min_draft_tokens", -1), ("p_min", 1.5), ("p_min", -0.1), ("p_min", "a"), ("p_min", math.nan), ("p_split", 2),
         ("prompt_lookup_min", 0), ("prompt_lookup_max", 0), ("prompt_lookup_max", "5"), ("prompt_lookup_min", "5"),
         ("suffix_max_depth", 0), ("suffix_max_tokens", -1), ("suffix_max_requests", -1), ("suffix_min_prob", 1.1),
-        ("suffix_factor", 0), ("suffix_factor", -1), ("suffix_factor", "x"), ("suffix_factor", math.inf), ("suffix_factor", math.nan),
+        ("suffix_factor", 0), ("suffix_factor", -1), ("suffix_factor", "x"), ("suffix_factor", math.inf),
+        ("suffix_factor", math.nan),
         ("draft_sample_method", "best"), ("vocab_mapping", "words"), ("verification", "typical"), ("tree", "yes"),
         ("draft_max_model_len", 0), ("draft_max_model_len", "long"),
         ("batch_size_schedule", [[1, 2]]), ("batch_size_schedule", 5), ("batch_size_schedule", [[4, 1, 3]]),

@@ -23,12 +23,14 @@ from headstart.errors import BadInput, HeadstartError
         ("n", 0), ("n", 257), ("n", 1.5), ("n", "2"), ("n", True),
         ("max_tokens", 0), ("max_tokens", -3), ("max_tokens", 2.0), ("max_tokens", "5"), ("max_tokens", None),
         ("min_tokens", -1), ("min_tokens", 257), ("min_tokens", "1"),
-        ("temperature", -0.1), ("temperature", math.nan), ("temperature", math.inf), ("temperature", "hot"), ("temperature", None),
+        ("temperature", -0.1), ("temperature", math.nan), ("temperature", math.inf), ("temperature", "hot"),
+        ("temperature", None),
         ("top_k", -2), ("top_k", 0.5),
         ("top_p", 0), ("top_p", 1.01), ("top_p", -1), ("top_p", math.nan),
         ("min_p", -0.1), ("min_p", 1.1), ("min_p", math.nan),
         ("typical_p", 0), ("typical_p", 2), ("typical_p", "x"),
-        ("repetition_penalty", 0), ("repetition_penalty", -1), ("repetition_penalty", math.nan), ("repetition_penalty", math.inf),
+        ("repetition_penalty", 0), ("repetition_penalty", -1), ("repetition_penalty", math.nan),
+        ("repetition_penalty", math.inf),
         ("presence_penalty", 2.1), ("presence_penalty", -2.1), ("presence_penalty", math.nan), ("presence_penalty", "a"),
         ("frequency_penalty", 3), ("frequency_penalty", math.nan),
         ("stop", [""]), ("stop", ""), ("stop", [3]), ("stop", 3),
@@ -52,7 +54,9 @@ def test_a_mistake_is_one_clear_sentence(name: str, value: Any):
 
 def test_what_is_fine_is_taken():
     SamplingParams(n=256, max_tokens=1, min_tokens=1, temperature=0, top_k=-1, top_p=1, min_p=1, typical_p=1, seed=-5)
-    SamplingParams(presence_penalty=-2, frequency_penalty=2, repetition_penalty=0.1, logprobs=0, prompt_logprobs=3, seed=2**70)
+    SamplingParams(
+        presence_penalty=-2, frequency_penalty=2, repetition_penalty=0.1, logprobs=0, prompt_logprobs=3, seed=2**70
+    )
 
 
 def test_lists_become_tuples_and_one_string_is_one_string():

@@ -49,7 +49,15 @@ def test_padding_of_the_output_layer_is_no_difference() -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize(("style", "size", "kind"), [("bytes", 330, "token"), ("bytes", 330, "string"), ("sentencepiece", 500, "auto"), ("sentencepiece", 500, "string")])
+@pytest.mark.parametrize(
+    ("style", "size", "kind"),
+    [
+        ("bytes", 330, "token"),
+        ("bytes", 330, "string"),
+        ("sentencepiece", 500, "auto"),
+        ("sentencepiece", 500, "string"),
+    ],
+)
 def test_text_is_the_targets_own(style, size, kind, temperature, capsys) -> None:
     params = SamplingParams(temperature=temperature, max_tokens=16, seed=3, ignore_eos=True)
     with LLM(tiny.loaded(), kv_memory=1 << 22) as plain:

@@ -143,7 +143,16 @@ def test_prefill_in_pieces(size: int) -> None:
 def test_one_batch_mixes_drafters_and_parameters() -> None:
     prompts = tiny.prompts(8)
     e = engine(tiny.model(), SPECULATIVE["tree"], tiny.noisy())
-    own = [None, "ngram", "suffix", False, {"method": "draft_model", "max_tokens": 2}, {"enabled": False}, "ngram", None]
+    own = [
+        None,
+        "ngram",
+        "suffix",
+        False,
+        {"method": "draft_model", "max_tokens": 2},
+        {"enabled": False},
+        "ngram",
+        None,
+    ]
     params = [SAMPLED, {}, SAMPLED, dict(temperature=0.5, top_k=5), SAMPLED, {}, dict(temperature=1.5), {}]
     plain = engine(tiny.model())
     want = [run(plain, [request(p, seed=i, **params[i])])[0] for i, p in enumerate(prompts)]
@@ -342,7 +351,9 @@ def test_a_failed_forward_leaves_nothing_behind(monkeypatch) -> None:
         e.abort(r)
     e.check_integrity()
     monkeypatch.undo()
-    assert run(e, [request(p) for p in tiny.prompts(4)]) == run(engine(tiny.model()), [request(p) for p in tiny.prompts(4)])
+    assert run(e, [request(p) for p in tiny.prompts(4)]) == run(
+        engine(tiny.model()), [request(p) for p in tiny.prompts(4)]
+    )
 
 
 def test_a_thousand_requests_leave_nothing_behind() -> None:

@@ -109,7 +109,9 @@ def test_all_shards(folder: Path):
     check_folder(folder)
 
 
-@pytest.mark.parametrize(("present", "words"), [(2, "lacks model-00003-of-00003.safetensors of 3"), (1, "and 1 more of 3")])
+@pytest.mark.parametrize(
+    ("present", "words"), [(2, "lacks model-00003-of-00003.safetensors of 3"), (1, "and 1 more of 3")]
+)
 def test_missing_shards_are_named(folder: Path, present: int, words: str):
     sharded(folder, present)
     message = complaint(folder)
@@ -124,7 +126,9 @@ def test_a_damaged_shard_is_named(folder: Path):
     assert broken.name in message and "'t1'" in message
 
 
-@pytest.mark.parametrize("index", ["[]", "{", '{"weight_map": []}', '{"weight_map": {"a": 3}}', '{"weight_map": {}}', "{}"])
+@pytest.mark.parametrize(
+    "index", ["[]", "{", '{"weight_map": []}', '{"weight_map": {"a": 3}}', '{"weight_map": {}}', "{}"]
+)
 def test_an_index_that_says_nothing_useful(folder: Path, index: str):
     (folder / "model.safetensors").unlink()
     (folder / "model.safetensors.index.json").write_text(index)

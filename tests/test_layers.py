@@ -62,7 +62,9 @@ def imports(path: Path) -> set[str]:
             assert node.level == 0, f"{path.name}: imports are written in full"
             if node.module and is_own(node.module):
                 base = node.module.removeprefix("headstart").removeprefix(".")
-                for a in node.names:  # `from headstart import tree` names a module, `from headstart.core import Tree` does not
+                for a in (
+                    node.names
+                ):  # `from headstart import tree` names a module, `from headstart.core import Tree` does not
                     inner = f"{base}.{a.name}".removeprefix(".")
                     found.add(inner if inner in NAMES else base)
     return found

@@ -38,7 +38,9 @@ def test_generate_takes_texts_and_token_ids(llm) -> None:
 
 
 def test_parameters_per_prompt(llm) -> None:
-    outs = llm.generate(TEXTS[:2], [SamplingParams(max_tokens=3, ignore_eos=True), SamplingParams(max_tokens=5, ignore_eos=True)])
+    outs = llm.generate(
+        TEXTS[:2], [SamplingParams(max_tokens=3, ignore_eos=True), SamplingParams(max_tokens=5, ignore_eos=True)]
+    )
     assert [len(o.token_ids) for o in outs] == [3, 5]
     with pytest.raises(BadInput, match="2 prompts but 1"):
         llm.generate(TEXTS[:2], [GREEDY])
@@ -76,7 +78,9 @@ def test_n_completions_differ_in_their_seeds(llm) -> None:
     out, again = llm.generate(TEXTS[0], params)[0], llm.generate(TEXTS[0], params)[0]
     texts = [tuple(c.token_ids) for c in out.completions]
     assert len(set(texts)) == 4 and texts == [tuple(c.token_ids) for c in again.completions]
-    alone = llm.generate(TEXTS[0], SamplingParams(temperature=1.0, max_tokens=12, seed=out.completions[2].seed, ignore_eos=True))
+    alone = llm.generate(
+        TEXTS[0], SamplingParams(temperature=1.0, max_tokens=12, seed=out.completions[2].seed, ignore_eos=True)
+    )
     assert tuple(alone[0].token_ids) == texts[2]
 
 
@@ -84,7 +88,9 @@ def test_no_seed_is_another_text_each_time_and_tells_its_seed(llm) -> None:
     params = SamplingParams(temperature=1.0, max_tokens=12, ignore_eos=True)
     a, b = llm.generate(TEXTS[0], params)[0], llm.generate(TEXTS[0], params)[0]
     assert a.token_ids != b.token_ids
-    again = llm.generate(TEXTS[0], SamplingParams(temperature=1.0, max_tokens=12, seed=a.completions[0].seed, ignore_eos=True))[0]
+    again = llm.generate(
+        TEXTS[0], SamplingParams(temperature=1.0, max_tokens=12, seed=a.completions[0].seed, ignore_eos=True)
+    )[0]
     assert again.token_ids == a.token_ids
 
 
@@ -96,7 +102,9 @@ def test_stop_strings_span_tokens_and_blocks(llm, include) -> None:
         stop = whole.text[start : start + 5]
         if "\ufffd" in stop or not stop:
             continue
-        params = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True, stop=[stop], include_stop_str_in_output=include)
+        params = SamplingParams(
+            temperature=0.0, max_tokens=24, ignore_eos=True, stop=[stop], include_stop_str_in_output=include
+        )
         outs = [llm.generate(TEXTS[0], params, speculative=s)[0] for s in (None, False, "suffix")]
         at = whole.text.find(stop)
         want = whole.text[: at + len(stop) * include]
@@ -147,7 +155,8 @@ def test_threads_may_share_one_llm(llm) -> None:
     want = [o.token_ids for o in llm.generate(TEXTS, GREEDY)]
     got: dict[int, list[int]] = {}
     workers = [
-        threading.Thread(target=lambda i=i: got.__setitem__(i, llm.generate(TEXTS[i], GREEDY)[0].token_ids)) for i in range(3)
+        threading.Thread(target=lambda i=i: got.__setitem__(i, llm.generate(TEXTS[i], GREEDY)[0].token_ids))
+        for i in range(3)
     ]
     for w in workers:
         w.start()
@@ -158,7 +167,14 @@ def test_threads_may_share_one_llm(llm) -> None:
 
 @pytest.mark.parametrize(
     ("prompt", "words"),
-    [("", "empty"), ([], "No prompt"), ([[]], "empty"), ([5, "x"], "token ids"), ([10**6], "vocabulary"), ("a " * 900, "Shorten")],
+    [
+        ("", "empty"),
+        ([], "No prompt"),
+        ([[]], "empty"),
+        ([5, "x"], "token ids"),
+        ([10**6], "vocabulary"),
+        ("a " * 900, "Shorten"),
+    ],
 )
 def test_bad_prompts(llm, prompt, words) -> None:
     with pytest.raises(BadInput, match=words):

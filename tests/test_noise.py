@@ -178,7 +178,11 @@ def test_pairs_fill_the_square():
 
 
 def test_derived_seeds_differ_and_are_stable():
-    seeds = [derive_seed(7, i) for i in range(1000)] + [derive_seed(7, "draft"), derive_seed(7, "verify"), derive_seed(8, 0)]
+    seeds = [derive_seed(7, i) for i in range(1000)] + [
+        derive_seed(7, "draft"),
+        derive_seed(7, "verify"),
+        derive_seed(8, 0),
+    ]
     assert len(set(seeds)) == len(seeds)
     assert all(0 <= s < 2**63 for s in seeds)
     assert derive_seed(7, "draft") == derive_seed(7, "draft")
@@ -294,7 +298,9 @@ def test_draws_follow_their_weights():
 
 
 @given(
-    weights=st.lists(st.one_of(st.just(0.0), st.floats(1e-300, 1e3)), min_size=1, max_size=12).filter(lambda w: sum(w) > 0),
+    weights=st.lists(st.one_of(st.just(0.0), st.floats(1e-300, 1e3)), min_size=1, max_size=12).filter(
+        lambda w: sum(w) > 0
+    ),
     u=st.one_of(st.floats(0, 1, exclude_max=True), st.sampled_from([0.0, 1 - 2.0**-53, 0.5])),
 )
 def test_a_weightless_index_is_never_drawn(weights: list[float], u: float):

@@ -359,8 +359,12 @@ def test_half_precision_logits_are_widened():
 
 
 # ------------------------------------------------------------------ the short list
-@pytest.mark.parametrize("params", [{"top_k": 4}, {"top_k": 8}, {"top_p": 0.3}, {"top_p": 0.95}, {"top_k": 6, "top_p": 0.8}])
-def test_the_short_list_keeps_the_same_tokens_as_the_whole_sort(monkeypatch: pytest.MonkeyPatch, params: dict[str, Any]):
+@pytest.mark.parametrize(
+    "params", [{"top_k": 4}, {"top_k": 8}, {"top_p": 0.3}, {"top_p": 0.95}, {"top_k": 6, "top_p": 0.8}]
+)
+def test_the_short_list_keeps_the_same_tokens_as_the_whole_sort(
+    monkeypatch: pytest.MonkeyPatch, params: dict[str, Any]
+):
     x = logits(40, seed=3)
     rows = [Row(request(seed=i, **params)) for i in range(40)]
     monkeypatch.setattr(sampling, "SHORTLIST", V)

@@ -6,6 +6,7 @@ there, never from the request. So a lost, repeated or misplaced token shows in t
 
 from __future__ import annotations
 
+import itertools
 import random
 from dataclasses import dataclass, field
 
@@ -68,7 +69,9 @@ class House:
         self.told: dict[str, set[int]] = {}  # prompt positions computed since the request last started
 
     def arrive(self, a: Arrival) -> Request | None:
-        r = Request(list(a.prompt), SamplingParams(max_tokens=a.max_tokens, prompt_logprobs=0 if a.prompt_logprobs else None), 0)
+        r = Request(
+            list(a.prompt), SamplingParams(max_tokens=a.max_tokens, prompt_logprobs=0 if a.prompt_logprobs else None), 0
+        )
         if not self.scheduler.fits(len(r.prompt)):
             return None
         self.order.append(r)
@@ -107,13 +110,17 @@ class House:
         assert all(r.computed == 0 and r.id not in self.pool.tables for r in s.waiting)
         for p in plan.parts:
             if p.request.params.prompt_logprobs is not None:  # nobody else can tell its prompt's logprobs
-                assert p.request.computed in (0, *(t + 1 for t in self.told.get(p.request.id, ()))) or p.request.num_output
+                assert (
+                    p.request.computed in (0, *(t + 1 for t in self.told.get(p.request.id, ()))) or p.request.num_output
+                )
 
     def draft(self, plan: Plan) -> list[Tree]:
         s, ready = self.scheduler, plan.ready
         before = [list(s.running), list(s.waiting), [r.stats.preemptions for r in self.order]]
         s.reserve_drafts(plan, [self.wants[p.request.id].drafts for p in ready])
-        assert before == [list(s.running), list(s.waiting), [r.stats.preemptions for r in self.order]], "a draft pushed someone out"
+        assert before == [list(s.running), list(s.waiting), [r.stats.preemptions for r in self.order]], (
+            "a draft pushed someone out"
+        )
         assert sum(p.piece + p.budget for p in plan.parts) <= self.max_batch_tokens
         assert all(0 <= p.budget <= self.wants[p.request.id].drafts for p in ready)
         assert all(p.budget == 0 for p in plan.parts if not p.ready)
@@ -187,7 +194,7 @@ class House:
             held = [self.content.get(page * self.page_size + j) for j in range(self.page_size)]
             assert all(h is not None for h in held)
             assert tuple(h[-1] for h in held if h) == tokens
-            assert all(len(b) == len(a) + 1 for a, b in zip(held, held[1:], strict=False) if a and b)
+            assert all(len(b) == len(a) + 1 for a, b in itertools.pairwise(held) if a and b)
 
     def run(self, arrivals: list[Arrival]) -> None:
         """Play a scenario to its end."""

@@ -335,7 +335,9 @@ def damaged(kind: str, file: Path) -> None:
             np.savez(sink, vocab_size=np.int64(100), lengths=np.array([5]), tokens=np.arange(3, dtype=np.int32))
 
 
-@pytest.mark.parametrize("kind", ["empty", "text", "half", "flipped", "one array", "other names", "folder", "wrong lengths"])
+@pytest.mark.parametrize(
+    "kind", ["empty", "text", "half", "flipped", "one array", "other names", "folder", "wrong lengths"]
+)
 def test_a_damaged_cache_is_refused_in_one_sentence(tmp_path: Path, kind: str):
     file = tmp_path / "past.npz"
     damaged(kind, file)

@@ -441,7 +441,14 @@ def test_the_written_out_verifier_is_right_when_nothing_is_left_out(shape: Shape
 
 @pytest.mark.parametrize(
     ("left_out", "shape"),
-    [("residual", CHAIN_2), ("ratio", CHAIN_2), ("residual", PAIR), ("renormalise", PAIR), ("remove", PAIR), ("ratio", TRIPLE)],
+    [
+        ("residual", CHAIN_2),
+        ("ratio", CHAIN_2),
+        ("residual", PAIR),
+        ("renormalise", PAIR),
+        ("remove", PAIR),
+        ("ratio", TRIPLE),
+    ],
 )
 def test_the_check_catches_a_wrong_rejection(left_out: str, shape: Shape):
     target, drafter = Language(4, 1, zeros=0.0), Language(4, 2, zeros=0.0)

@@ -140,6 +140,18 @@ METHOD_ALIASES = {
     "prompt_lookup": "ngram", "[ngram]": "ngram", "ngram_gpu": "ngram", "ngram-simple": "ngram", "draft": "draft_model",
     "draft-simple": "draft_model", "off": "none", "disabled": "none", "model": "draft_model", "custom_class": "custom",
 }  # fmt: skip
+OWN_OPTIONS = {  # options that only some methods read
+    "none": (),
+    "ngram": ("prompt_lookup_min", "prompt_lookup_max", "min_draft_tokens"),
+    "suffix": (
+        "suffix_max_depth", "suffix_max_tokens", "suffix_max_requests", "suffix_factor", "suffix_min_prob", "suffix_cache",
+        "suffix_corpus", "min_draft_tokens",
+    ),
+    "draft_model": (
+        "model", "tree", "top_k", "max_branches", "min_draft_tokens", "p_min", "p_split", "draft_dtype", "draft_device",
+        "draft_max_model_len", "draft_sample_method", "vocab_mapping",
+    ),
+}  # fmt: skip
 LATER = ("eagle", "eagle3", "medusa", "mlp_speculator", "mtp", "dflash", "dspark")
 
 
@@ -173,7 +185,20 @@ def parse_speculative(value: Any) -> tuple[SpeculativeConfig, list[str]]:
             raise ConfigError(f"speculative option {key!r} says {name} a second time.")
         if given is not None:
             out[name] = given
-    return SpeculativeConfig(**_complete(out)), notes
+    config = SpeculativeConfig(**_complete(out))
+    return config, notes + _idle_options(config, out)
+
+
+def _idle_options(config: SpeculativeConfig, given: Mapping[str, Any]) -> list[str]:
+    """What was set for another method than the one chosen."""
+    if config.method not in OWN_OPTIONS:
+        return []
+    others = {o: m for m, names in OWN_OPTIONS.items() for o in names if o not in OWN_OPTIONS[config.method]}
+    return [
+        f"speculative option {name!r} has no effect with method {config.method!r}; it is for {others[name]!r}."
+        for name in given
+        if name in others
+    ]
 
 
 def _from_text(text: str) -> Any:
@@ -188,7 +213,9 @@ def _from_text(text: str) -> Any:
 def _rejection_method(given: Any) -> str:
     if given == "standard":
         return "rejection"
-    raise ConfigError(f"rejection_sample_method={given!r} is not available: 'standard' is (our verification='rejection').")
+    raise ConfigError(
+        f"rejection_sample_method={given!r} is not available: 'standard' is (our verification='rejection')."
+    )
 
 
 def _complete(out: dict[str, Any]) -> dict[str, Any]:

@@ -113,6 +113,7 @@ class Stats:
     time_verify: float = 0.0
     time_host: float = 0.0
     time_to_first_token: float = 0.0
+    first_tokens: int = 0  # that came with the first one, from the same step
     time_total: float = 0.0
 
     @property
@@ -132,8 +133,9 @@ class Stats:
 
     @property
     def decode_tokens_per_second(self) -> float:
-        seconds = self.time_total - self.time_to_first_token
-        return (self.tokens - 1) / seconds if seconds > 0 and self.tokens > 1 else 0.0
+        """After the first step: its tokens and its time, the prefill's, are left out."""
+        seconds, tokens = self.time_total - self.time_to_first_token, self.tokens - self.first_tokens
+        return tokens / seconds if seconds > 0 and tokens > 0 else 0.0
 
     def record(self, name: str, num_drafted: int, num_accepted: int) -> None:
         """One verdict of this request."""
@@ -306,8 +308,8 @@ class View:
 class Segment:
     """One request's share of a packed forward: rows [start, stop).
 
-    It may read `slots`: first `context` that every row sees, then the entries of a tree, of which each row sees its own ancestors.
-    The new rows are the last entries; older ones were computed by an earlier forward. `parents` counts within the tree
+    It may read `slots`: first `context` that every row sees, then the entries of a tree, of which each row sees its own
+    ancestors. The new rows are the last entries; older ones were computed by an earlier forward. `parents` counts within the tree
     (-1: directly behind the context); None means a chain of new rows only. An entry's position is context + depth.
     """
 
@@ -407,4 +409,5 @@ class Chunk:
     index: int = 0
     finish_reason: str | None = None
     stop_reason: str | int | None = None
+    stats: Stats | None = None  # of the request so far
     completion: Completion | None = None  # whole, on the last piece

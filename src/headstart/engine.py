@@ -1,6 +1,7 @@
 """The step: plan, budget, draft, one target forward over all trees, verify, commit.
 
-The engine knows requests, trees and verdicts. It does not know which drafter it has, how a runner computes, or who reads the text.
+The engine knows requests, trees and verdicts. It does not know which drafter it has, how a runner computes, or who
+reads the text.
 """
 
 from __future__ import annotations
@@ -304,12 +305,12 @@ class Engine:
             raise
 
     # ------------------------------------------------------------------ verify
-    def _verify(
-        self, plan: Plan, drafted: Drafted, forward: Forward, rows: list[tuple[int, int]]
-    ) -> list[Verdict]:
+    def _verify(self, plan: Plan, drafted: Drafted, forward: Forward, rows: list[tuple[int, int]]) -> list[Verdict]:
         """One verdict for each ready part."""
         roots = [root for part, (_, root) in zip(plan.parts, rows, strict=True) if part.ready]
-        walking, lines, index = [], [], []
+        walking: list[tuple[int, int]] = []
+        lines: list[sampling.Row] = []
+        index: list[int] = []
         verdicts: list[Verdict | None] = [None] * len(roots)
         for i, (part, draft, root) in enumerate(zip(plan.ready, drafted.trees, roots, strict=True)):
             own = [sampling.Row(part.request, p) for p in _paths(draft)]
@@ -354,8 +355,8 @@ class Engine:
             chunk = self._emit(part.request, draft, verdict, name, forward.logits, root)
             moves.append(self._settle(part.request, verdict, len(chunk.token_ids)))
             chunks.append((part.request, chunk))
-        source, target = (np.concatenate(x) for x in zip(*moves, strict=True)) if moves else ([], [])
-        self.runner.move(source, target)
+        if moves:
+            self.runner.move(np.concatenate([m[0] for m in moves]), np.concatenate([m[1] for m in moves]))
         for drafter, view, members in drafted.views:
             drafter.observe(view, [drafted.trees[i] for i in members], [verdicts[i] for i in members])
         for request, chunk in chunks:
@@ -379,8 +380,7 @@ class Engine:
         """Append the verdict's tokens up to the first that ends the text."""
         new = verdict.tokens(draft)
         request.stats.record(name, len(draft), len(verdict.accepted))
-        if not request.num_output:
-            request.stats.time_to_first_token = time.perf_counter() - request.arrived
+        first = not request.num_output
         kept = 0
         for token in new:
             kept += 1
@@ -389,13 +389,15 @@ class Engine:
                 break
         new = new[:kept]
         request.stats.tokens += kept
+        if first:
+            request.stats.time_to_first_token = time.perf_counter() - request.arrived
+            request.stats.first_tokens = kept
         if request.params.logprobs is not None:
             at = [root, *(root + 1 + n for n in verdict.accepted)][:kept]
             request.logprobs += sampling.logprobs(logits[at], new, request.params.logprobs)
         drafted = [i < len(verdict.accepted) for i in range(kept)]
-        return Chunk(
-            self._new_text(request), new, drafted, finish_reason=request.finish_reason, stop_reason=request.stop_reason
-        )
+        text = self._new_text(request)
+        return Chunk(text, new, drafted, 0, request.finish_reason, request.stop_reason, request.stats)
 
     def _ends(self, request: Request, token: int) -> bool:
         """Does this token end the text? Says why on the request."""

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 from headstart.config import EngineConfig, SpeculativeConfig, parse_request_speculation, parse_speculative
 from headstart.core import Chunk, Completion, Output, Request, SamplingParams
 from headstart.errors import BadInput, ConfigError, HeadstartError, RequestFailed
-from headstart.noise import derive_seed
 from headstart.progress import note
 
 if TYPE_CHECKING:
@@ -122,7 +121,9 @@ class LLM:
             pass
         return job.output(self.engine)
 
-    async def achat(self, messages: Messages, params: SamplingParams | None = None, *, speculative: Any = None) -> Output:
+    async def achat(
+        self, messages: Messages, params: SamplingParams | None = None, *, speculative: Any = None
+    ) -> Output:
         return await self.agenerate(messages, params, speculative=speculative)
 
     # ------------------------------------------------------------------ streams
@@ -192,6 +193,8 @@ class LLM:
 
     def _job(self, prompt: Prompt, params: SamplingParams | None, speculative: Any) -> _Job:
         """One prompt becomes n requests that differ in their seeds."""
+        from headstart.noise import derive_seed
+
         params = params or SamplingParams()
         own = parse_request_speculation(speculative)
         text, ids = self._encode(prompt)
@@ -200,7 +203,9 @@ class LLM:
         bad = tuple(ids for word in params.bad_words for ids in self._spellings(word))
         now = time.perf_counter()
         requests = [
-            Request(ids, replace(params, n=1), s, eos_ids=self.model.eos_ids, bad_word_ids=bad, speculation=own, arrived=now)
+            Request(
+                ids, replace(params, n=1), s, eos_ids=self.model.eos_ids, bad_word_ids=bad, speculation=own, arrived=now
+            )
             for s in seeds
         ]
         return _Job(text, requests)

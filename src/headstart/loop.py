@@ -1,6 +1,7 @@
 """A thread that steps the engine while there is work. Everyone else submits, listens and cancels from outside.
 
-Everything that touches the engine happens on this thread, so the engine needs no locks and Ctrl-C in the caller never cuts a forward in two.
+Everything that touches the engine happens on this thread, so the engine needs no locks and Ctrl-C in the caller never
+cuts a forward in two.
 """
 
 from __future__ import annotations

@@ -256,7 +256,7 @@ def _typical_p(values: torch.Tensor, rows: Sequence[Row]) -> torch.Tensor:
     logp = values.log_softmax(-1)
     p = logp.exp()
     entropy = -torch.where(p > 0, p * logp, 0.0).sum(-1, keepdim=True)
-    distance, order = (entropy + logp).abs().sort(dim=-1, stable=True)
+    order = (entropy + logp).abs().sort(dim=-1, stable=True).indices
     mass = p.gather(-1, order).cumsum(-1)
     typical = _column(rows, "typical_p", values)
     before = mass - p.gather(-1, order)

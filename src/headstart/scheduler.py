@@ -1,8 +1,8 @@
 """Who runs in this step, and how much of each prompt. Numbers, no tensors.
 
-A request has known tokens (prompt and output so far) of which the first `computed` lie in KV. A *piece* is how many of the others this
-step computes. A piece that reaches the last known token lets the request choose its next one; drafts hang behind it. So prefill,
-decoding and resuming after a preemption are one rule.
+A request has known tokens (prompt and output so far) of which the first `computed` lie in KV. A *piece* is how many of
+the others this step computes. A piece that reaches the last known token lets the request choose its next one; drafts
+hang behind it. So prefill, decoding and resuming after a preemption are one rule.
 """
 
 from __future__ import annotations
@@ -43,7 +43,12 @@ class Plan:
 
 class Scheduler:
     def __init__(self, pool: KVPool, max_num_seqs: int, max_batch_tokens: int, max_len: int) -> None:
-        self.pool, self.max_num_seqs, self.max_batch_tokens, self.max_len = pool, max_num_seqs, max_batch_tokens, max_len
+        self.pool, self.max_num_seqs, self.max_batch_tokens, self.max_len = (
+            pool,
+            max_num_seqs,
+            max_batch_tokens,
+            max_len,
+        )
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
 

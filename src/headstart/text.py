@@ -46,8 +46,8 @@ class TextStream:
         begin = len(self.text)
         self.text += new
         self._start, self._read = self._read, len(self._tokens)
-        hits = [(self.text.find(s, max(0, begin - len(s) + 1)), s) for s in self._stop]
-        hits = [(at + len(s), at, s) for at, s in hits if at >= 0]
+        found = [(self.text.find(s, max(0, begin - len(s) + 1)), s) for s in self._stop]
+        hits = [(at + len(s), at, s) for at, s in found if at >= 0]
         if not hits or not may_stop:
             return False
         end, at, self.stopped_by = min(hits)

@@ -5,11 +5,11 @@ is the target's own token in row r: argmax of log p + g, with noise g that depen
 Start at the root; while a child holds the target's token, go there; the first token that no child holds is the bonus.
 Every token that leaves the walk is the target's own choice for its place, so the text cannot depend on the draft.
 
-**Rejection** (Leviathan et al. 2023, Chen et al. 2023; trees as in SpecInfer, with sampling without replacement). At a node
+**Rejection** (Leviathan et al. 2023, Chen et al. 2023; trees as in SpecInfer, sampled without replacement). At a node
 with target distribution p, the children c1, c2, ... were drawn from q one after the other without replacement. Accept
 c1 with probability min(1, p(c1)/q(c1)). Otherwise the token must come from the residual p' ∝ max(p - q, 0), and the
-next child was drawn from q' ∝ q without c1: the same question again with p', q'. When no child is left, draw from what p
-has become. Each round preserves p: P(x) = q(x)·min(1, p(x)/q(x)) + (1 - Σ min(p, q)) · p'(x) = p(x). A drafter that
+next child was drawn from q' ∝ q without c1: the same question again with p', q'. When no child is left, draw from what
+p has become. Each round preserves p: P(x) = q(x)·min(1, p(x)/q(x)) + (1 - Σ min(p, q)) · p'(x) = p(x). A drafter that
 does not know q proposes c with certainty: q is 1 at c, so c is accepted with probability p(c) and p' is p without c.
 """
 
@@ -34,7 +34,8 @@ class Coins(Protocol):
 def walk(tree: Tree, choices: Sequence[int]) -> Verdict:
     """Follow the target's tokens down the tree. `choices` has one token per row, root first."""
     below = children(tree.parents)
-    node, accepted = -1, []
+    node = -1
+    accepted: list[int] = []
     while True:
         token = choices[node + 1]
         match = next((c for c in below.get(node, ()) if tree.tokens[c] == token), None)
@@ -47,7 +48,8 @@ def walk(tree: Tree, choices: Sequence[int]) -> Verdict:
 def reject(tree: Tree, logp: torch.Tensor, logq: torch.Tensor | None, chance: Coins) -> Verdict:
     """Rejection sampling down the tree. logp (1+N, V) float64, root first; logq (Q, V) or None: certain drafts."""
     below = children(tree.parents)
-    node, accepted = -1, []
+    node = -1
+    accepted: list[int] = []
     while True:
         p = logp[node + 1].exp()
         child, p = _try_children(tree, below.get(node, ()), p, logq, chance)

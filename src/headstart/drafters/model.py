@@ -1,12 +1,13 @@
 """A small model drafts for a large one: its own KV pool, chains or trees grown by path probability, any vocabulary.
 
-A proposal has two parts. *Catch up*: the draft model computes what the target has committed since it last looked; KV is reused as far as
-tokens agree. *Grow*: level by level, one forward for the frontier of all requests together. A node's value is the product of
-confidences on its path; the best nodes are expanded next, and in the end the best of all fill the budget.
+A proposal has two parts. *Catch up*: the draft model computes what the target has committed since it last looked; KV
+is reused as far as tokens agree. *Grow*: level by level, one forward for the frontier of all requests together. A
+node's value is the product of confidences on its path; the best nodes are expanded next, and in the end the best of all
+fill the budget.
 
-Under the walk, candidates are ranked by log q + g with the request's own noise, so they agree with the target far more often than
-independent samples. Under rejection, children are drawn from q without replacement with noise of their own, and how many are drawn
-is decided before their tokens are known: a choice that depended on them would bias the text.
+Under the walk, candidates are ranked by log q + g with the request's own noise, so they agree with the target far more
+often than independent samples. Under rejection, children are drawn from q without replacement with noise of their own,
+and how many are drawn is decided before their tokens are known: a choice that depended on them would bias the text.
 """
 
 from __future__ import annotations
@@ -82,9 +83,9 @@ class ModelDrafter(Drafter):
     def _load(self) -> Loaded:
         if (given := self.around.extras.get("draft_model")) is not None:
             return given
-        if not self.config.model:
-            raise ConfigError("method 'draft_model' needs a model: {'method': 'draft_model', 'model': 'path or name'}.")
         c = self.config
+        if not c.model:
+            raise ConfigError("method 'draft_model' needs a model: {'method': 'draft_model', 'model': 'path or name'}.")
         device = self.around.device if c.draft_device == "auto" else c.draft_device
         return load(c.model, device, c.draft_dtype, c.draft_max_model_len)
 
@@ -92,7 +93,9 @@ class ModelDrafter(Drafter):
         if self.around.tokenizer is None:
             return vocab.VocabMap(vocab.SAME, 1.0, self.around.vocab_size)
         size = self.around.vocab_size
-        found = vocab.map_vocab(self.around.tokenizer, loaded.tokenizer, size, loaded.vocab_size, self.config.vocab_mapping)
+        found = vocab.map_vocab(
+            self.around.tokenizer, loaded.tokenizer, size, loaded.vocab_size, self.config.vocab_mapping
+        )
         if found.kind != vocab.SAME:
             note(f"draft model {loaded.name}: {found.describe()}")
         return found
@@ -211,7 +214,11 @@ class ModelDrafter(Drafter):
             waiting = [g for g in waiting if g.computed < len(g.context)]
 
     def _read(self, pieces: list[tuple[Growth, int]]) -> None:
-        segments, tokens, positions, rows, ends = [], [], [], [], []
+        segments: list[Segment] = []
+        tokens: list[int] = []
+        positions: list[int] = []
+        rows: list[int] = []
+        ends: list[Growth] = []
         for g, n in pieces:
             start = len(tokens)
             tokens += g.context[g.computed : g.computed + n]
@@ -229,7 +236,10 @@ class ModelDrafter(Drafter):
     def _forward(self, tokens: list[int], positions: Any, segments: list[Segment], rows: list[int]) -> torch.Tensor:
         """Logits (R, V) over the target's vocabulary (over the draft's own where drafts pass through text)."""
         batch = Batch(
-            np.array(tokens, dtype=np.int64), np.array(positions, dtype=np.int64), segments, np.array(rows, dtype=np.int64)
+            np.array(tokens, dtype=np.int64),
+            np.array(positions, dtype=np.int64),
+            segments,
+            np.array(rows, dtype=np.int64),
         )
         logits = self.runner.forward(batch).logits.float()
         return logits if self.map.kind == vocab.STRING else self.map.lift(logits)
@@ -254,7 +264,12 @@ class ModelDrafter(Drafter):
             row += count
 
     def _add_children(
-        self, g: Growth, tokens: list[list[int]], confidence: list[list[float]], logq: torch.Tensor | None, first_row: int
+        self,
+        g: Growth,
+        tokens: list[list[int]],
+        confidence: list[list[float]],
+        logq: torch.Tensor | None,
+        first_row: int,
     ) -> None:
         fresh: list[int] = []
         for i, parent in enumerate(g.frontier):
@@ -293,7 +308,9 @@ class ModelDrafter(Drafter):
         """One forward over the frontier nodes of all requests."""
         if not growths:
             return
-        segments, tokens, positions = [], [], []
+        segments: list[Segment] = []
+        tokens: list[int] = []
+        positions: list[int] = []
         for g in growths:
             start, base = len(tokens), len(g.context)
             depth = depths(g.tree.parents)
@@ -342,7 +359,9 @@ class ModelDrafter(Drafter):
         return out
 
 
-PLAIN = Request([0], SamplingParams(temperature=0.0), seed=0)  # a text draft is ranked by q alone: its tokens are not the target's
+PLAIN = Request(
+    [0], SamplingParams(temperature=0.0), seed=0
+)  # a text draft is ranked by q alone: its tokens are not the target's
 
 
 def _common(a: list[int], b: list[int]) -> int:

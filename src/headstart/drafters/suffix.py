@@ -1,8 +1,9 @@
 """Suffix decoding: find where the end of this text stood before, here or in past outputs, and propose what followed.
 
-A history is a ring of tokens with hash chains, as in a Lempel-Ziv match finder: each place links to the place before it whose last
-two tokens fall into the same bucket. Adding a token touches one bucket, a look-up follows a bounded chain, and memory is a
-fixed number of bytes per token. From the matching places grows a tree of continuations, by how often each was seen.
+A history is a ring of tokens with hash chains, as in a Lempel-Ziv match finder: each place links to the place before it
+whose last two tokens fall into the same bucket. Adding a token touches one bucket, a look-up follows a bounded chain,
+and memory is a fixed number of bytes per token. From the matching places grows a tree of continuations, by how often
+each was seen.
 """
 
 from __future__ import annotations

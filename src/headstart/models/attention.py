@@ -1,8 +1,9 @@
 """Reference attention over the KV pool, for any transformers model on any device.
 
-transformers lets a model's attention be replaced by a registered function and hands it extra keyword arguments untouched. Ours
-gets one, `context`: the pool and what this forward reads and writes. New keys and values are written to their slots first, so a
-row may read what another row of the same forward wrote. Then requests attend in groups of like size, each padded under one mask.
+transformers lets a model's attention be replaced by a registered function and hands it extra keyword arguments
+untouched. Ours gets one, `context`: the pool and what this forward reads and writes. New keys and values are written to
+their slots first, so a row may read what another row of the same forward wrote. Then requests attend in groups of like
+size, each padded under one mask.
 """
 
 from __future__ import annotations
@@ -111,9 +112,7 @@ def make_group(segments: list[Segment], device: torch.device) -> Group:
     num_slots = max(len(s.slots) for s in segments)
     if len(segments) == 1:
         seg = segments[0]
-        return Group(
-            segments, slice(seg.start, seg.stop), None, _run(seg.slots, device), num_new, num_slots, device
-        )
+        return Group(segments, slice(seg.start, seg.stop), None, _run(seg.slots, device), num_new, num_slots, device)
     rows = np.empty((len(segments), num_new), dtype=np.int64)
     slots = np.empty((len(segments), num_slots), dtype=np.int64)
     for b, seg in enumerate(segments):

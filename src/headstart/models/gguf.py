@@ -1,6 +1,7 @@
-"""GGUF files: checked, read through transformers (dequantised), converted once, then loaded as safetensors from the cache.
+"""GGUF files: checked, read through transformers (dequantised), converted once, then loaded from the cache.
 
-Reading a GGUF file takes transformers half a minute for a small model, nearly all of it in Python; the converted copy takes a second.
+Reading a GGUF file takes transformers half a minute for a small model, nearly all of it in Python; the converted copy
+takes a second.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ import os
 import shutil
 import struct
 import warnings
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from headstart.errors import ModelError
 from headstart.models.builtin import cache_dir
@@ -73,11 +76,14 @@ def _convert(path: Path, folder: Path) -> None:
     verbosity = transformers.logging.get_verbosity()
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
+    bars = _silence_bars()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             tokenizer = AutoTokenizer.from_pretrained(str(path.parent), gguf_file=path.name)
-            model = AutoModelForCausalLM.from_pretrained(str(path.parent), gguf_file=path.name, dtype=torch.float32)
+            model: Any = AutoModelForCausalLM.from_pretrained(
+                str(path.parent), gguf_file=path.name, dtype=torch.float32
+            )
         model.hf_quantizer = None
         if hasattr(model.config, "quantization_config"):
             del model.config.quantization_config
@@ -94,6 +100,18 @@ def _convert(path: Path, folder: Path) -> None:
         shutil.rmtree(part, ignore_errors=True)
         transformers.logging.set_verbosity(verbosity)
         transformers.logging.enable_progress_bar()
+        bars()
+
+
+def _silence_bars() -> Callable[[], None]:
+    """transformers draws its own bar while it reads a GGUF file; ours is enough. Returns the undoing."""
+    from transformers import modeling_gguf_pytorch_utils as module
+
+    original = getattr(module, "tqdm", None)
+    if original is None:
+        return lambda: None
+    module.tqdm = lambda items, *args, **kwargs: items
+    return lambda: setattr(module, "tqdm", original)
 
 
 def only_file(folder: Path) -> Path | None:

@@ -1,7 +1,8 @@
 """Lean forward for the Llama family: the same weights, fewer and larger operations.
 
-Query, key and value products become one, gate and up become one, and Python calls nothing but the operations that count. The fused
-weights replace the originals as views of one block, so no weight is held twice and the transformers model still works.
+Query, key and value products become one, gate and up become one, and Python calls nothing but the operations that
+count. The fused weights replace the originals as views of one block, so no weight is held twice and the transformers
+model still works.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class Block:
 class LeanModel:
     """Runs a loaded Llama-family model without its module tree."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: Any) -> None:
         body = model.model
         config = model.config
         self.embed, self.rotary, self.head = body.embed_tokens, body.rotary_emb, model.lm_head
@@ -88,7 +89,7 @@ class LeanModel:
         return x + F.linear(F.silu(gate) * up, block.down.weight)
 
 
-def lean(model: nn.Module) -> LeanModel | None:
+def lean(model: Any) -> LeanModel | None:
     """A lean runner for this model, or None where its parts are not exactly those of the family."""
     config = model.config
     if config.model_type not in FAMILY or getattr(config, "hidden_act", "silu") != "silu":
@@ -108,7 +109,7 @@ def lean(model: nn.Module) -> LeanModel | None:
     return out
 
 
-def _own(model: nn.Module, fused: LeanModel) -> None:
+def _own(model: Any, fused: LeanModel) -> None:
     """Take the other weights out of the mapped file too, so that the file is let go and nothing is held twice."""
     blocks = {b.untyped_storage().data_ptr() for block in fused.blocks for b in (block.qkv, block.gate_up)}
     for p in model.parameters():
@@ -116,25 +117,25 @@ def _own(model: nn.Module, fused: LeanModel) -> None:
             p.data = p.data.clone()
 
 
-def _linears(layer: nn.Module) -> list[nn.Module]:
+def _linears(layer: Any) -> list[Any]:
     a, m = layer.self_attn, layer.mlp
-    return [a.q_proj, a.k_proj, a.v_proj, a.o_proj, m.gate_proj, m.up_proj, m.down_proj]  # type: ignore[union-attr]
+    return [a.q_proj, a.k_proj, a.v_proj, a.o_proj, m.gate_proj, m.up_proj, m.down_proj]
 
 
-def _block(layer: nn.Module, config: Any) -> Block:
+def _block(layer: Any, config: Any) -> Block:
     attention, mlp = layer.self_attn, layer.mlp
-    projections = [attention.q_proj, attention.k_proj, attention.v_proj]  # type: ignore[union-attr]
+    projections = [attention.q_proj, attention.k_proj, attention.v_proj]
     biases = [p.bias for p in projections]
     return Block(
-        norm_in=layer.input_layernorm.weight,  # type: ignore[union-attr,arg-type]
+        norm_in=layer.input_layernorm.weight,
         qkv=_fuse(projections),
         qkv_bias=None if biases[0] is None else torch.cat(biases),
         q_norm=getattr(getattr(attention, "q_norm", None), "weight", None),
         k_norm=getattr(getattr(attention, "k_norm", None), "weight", None),
-        out=attention.o_proj,  # type: ignore[union-attr,arg-type]
-        norm_mlp=layer.post_attention_layernorm.weight,  # type: ignore[union-attr,arg-type]
-        gate_up=_fuse([mlp.gate_proj, mlp.up_proj]),  # type: ignore[union-attr]
-        down=mlp.down_proj,  # type: ignore[union-attr,arg-type]
+        out=attention.o_proj,
+        norm_mlp=layer.post_attention_layernorm.weight,
+        gate_up=_fuse([mlp.gate_proj, mlp.up_proj]),
+        down=mlp.down_proj,
         window=_window(attention, config),
     )
 

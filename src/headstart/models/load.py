@@ -151,9 +151,10 @@ def _load_model(folder: Path, device: torch.device, dtype: torch.dtype, trust_re
         options: dict[str, Any] = {"config": config, "dtype": dtype, "trust_remote_code": trust_remote_code}
         if quantised:
             options["device_map"] = {"": str(device)}
-        model, info = AutoModelForCausalLM.from_pretrained(
+        found: Any = AutoModelForCausalLM.from_pretrained(
             folder, use_safetensors=True, output_loading_info=True, **options
         )
+        model, info = found
         if info.get("missing_keys"):
             missing = sorted(info["missing_keys"])
             raise ModelError(
@@ -171,7 +172,16 @@ def refuse_recurrent(config: Any) -> None:
     """Say before loading what the probe would find after it."""
     types = set(getattr(config.get_text_config(), "layer_types", None) or [])
     stateful = sorted(t for t in types if not t.endswith("attention") or t == "linear_attention")
-    named = config.model_type in ("mamba", "mamba2", "rwkv", "falcon_mamba", "recurrent_gemma", "jamba", "zamba", "zamba2")
+    named = config.model_type in (
+        "mamba",
+        "mamba2",
+        "rwkv",
+        "falcon_mamba",
+        "recurrent_gemma",
+        "jamba",
+        "zamba",
+        "zamba2",
+    )
     if stateful or named:
         raise ModelError(
             f"{config.model_type} has recurrent layers ({', '.join(stateful) or config.model_type}): their state cannot be "

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
 from headstart.core import Batch, Forward
 from headstart.errors import ModelError
@@ -18,8 +17,8 @@ from headstart.models.lean import lean
 class TorchRunner:
     """`forward(batch)` and `move(source, target)` over one model and its KV tensors, on CPU or GPU."""
 
-    def __init__(self, model: nn.Module, fuse: bool = True) -> None:
-        self.model: Any = model.eval()
+    def __init__(self, model: Any, fuse: bool = True) -> None:
+        self.model = model.eval()
         self.device = next(model.parameters()).device
         self.dtype = next(model.parameters()).dtype
         self.text_config = self.model.config.get_text_config()

@@ -17,9 +17,7 @@ class Tokenizer:
         return list(self.hf.encode(text, add_special_tokens=special))
 
     def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
-        return self.hf.decode(
-            list(ids), skip_special_tokens=skip_special, clean_up_tokenization_spaces=False
-        )
+        return self.hf.decode(list(ids), skip_special_tokens=skip_special, clean_up_tokenization_spaces=False)
 
     def chat(self, messages: Sequence[dict[str, Any]], tools: list[dict[str, Any]] | None = None) -> list[int]:
         """Token ids of a conversation, ready for the assistant's answer."""
