@@ -28,8 +28,8 @@ test: setup lint ## Lint, then all tests, on one thread
 	$(BIN)/python -m pytest
 
 lint: setup ## ruff and mypy
-	$(BIN)/ruff check src tests
-	$(BIN)/ruff format --check src tests
+	$(BIN)/ruff check src tests benchmarks
+	$(BIN)/ruff format --check src tests benchmarks
 	$(BIN)/mypy
 
 bench: setup ## Tokens per second, against transformers on the same weights

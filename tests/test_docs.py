@@ -105,9 +105,9 @@ def test_a_drafter_of_your_own_as_printed(my_drafter: str, name: str, capsys: py
 
 
 def test_the_drafter_of_the_docs_changes_nothing(my_drafter: str):
-    """Also by vLLM's spelling, and on a text that repeats, where its drafts are accepted."""
+    """Also by vLLM's spelling, and where its drafts are accepted: a bias makes the text repeat itself."""
     spelling = {"method": "custom_class", "model": "my_drafter.Bigram"}
-    params = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True)
+    params = SamplingParams(temperature=0.0, max_tokens=20, logit_bias={7: 1e3})
     with LLM(tiny.loaded(), speculative=spelling, kv_memory=1 << 22) as llm:
         ours = llm.generate("one two three one two three one", params)[0]
         plain = llm.generate("one two three one two three one", params, speculative=False)[0]

@@ -309,8 +309,9 @@ class Segment:
     """One request's share of a packed forward: rows [start, stop).
 
     It may read `slots`: first `context` that every row sees, then the entries of a tree, of which each row sees its own
-    ancestors. The new rows are the last entries; older ones were computed by an earlier forward. `parents` counts within the tree
-    (-1: directly behind the context); None means a chain of new rows only. An entry's position is context + depth.
+    ancestors. The new rows are the last entries; older ones were computed by an earlier forward. `parents` counts
+    within the tree (-1: directly behind the context); None means a chain of new rows only. An entry's position is
+    context + depth.
     """
 
     start: int
