@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
+import torch
 
 from headstart import LLM, ConfigError, SamplingParams
+from headstart.core import Batch, Segment
 from headstart.models import vocab
 from headstart.models.tokenizer import Tokenizer
 from tests import tiny
@@ -48,6 +51,31 @@ def test_padding_of_the_output_layer_is_no_difference() -> None:
     assert lifted.shape == (2, 512) and lifted[0, 448:].isinf().all()
 
 
+@torch.inference_mode()
+def assert_pages_hold_their_text(drafter) -> None:
+    """Every sealed page of the draft's pool holds the keys that a fresh forward computes for its text."""
+    pool, runner = drafter.pool, drafter.runner
+    texts = {0: ()}
+    for (before, tokens), (_, serial) in sorted(pool._sealed.items(), key=lambda x: x[1][1]):
+        texts[serial] = texts.get(before, (None,)) + tokens
+    checked = 0
+    for page, serial in pool._sealed.values():
+        text = texts[serial]
+        if None in text:  # its beginning was evicted
+            continue
+        kept = runner.keys[0][page * pool.page_size : (page + 1) * pool.page_size].clone()
+        n = len(text)
+        slots = np.arange(runner.keys[0].shape[0] - n, runner.keys[0].shape[0])
+        saved = [(t, t[slots].clone()) for t in (*runner.keys, *runner.values)]
+        runner.forward(Batch(np.array(text), np.arange(n), [Segment(0, n, 0, slots)], np.array([n - 1])))
+        fresh = runner.keys[0][slots[-pool.page_size :]].clone()
+        for tensor, old in saved:
+            tensor[slots] = old
+        torch.testing.assert_close(kept, fresh, atol=1e-4, rtol=1e-4)
+        checked += 1
+    assert checked > 0
+
+
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize(
     ("style", "size", "kind"),
@@ -63,12 +91,15 @@ def test_text_is_the_targets_own(style, size, kind, temperature, capsys) -> None
     with LLM(tiny.loaded(), kv_memory=1 << 22) as plain:
         want = [o.token_ids for o in plain.generate(TEXTS, params)]
     spec = {"method": "draft_model", "num_speculative_tokens": 3, "vocab_mapping": kind}
-    with LLM(tiny.loaded(), speculative=spec, draft=tiny.loaded(size, style, layers=2), kv_memory=1 << 22) as llm:
+    with LLM(
+        tiny.loaded(), speculative=spec, draft=tiny.loaded(size, style, layers=2), kv_memory=1 << 22, page_size=4
+    ) as llm:
         outs = llm.generate(TEXTS, params)
         assert [o.token_ids for o in outs] == want
         assert sum(o.stats.drafted for o in outs) > 0
         drafter = llm.engine.drafters["draft_model"]
         drafter.pool.check_integrity()
+        assert_pages_hold_their_text(drafter)
     assert "another vocabulary" in capsys.readouterr().err
 
 

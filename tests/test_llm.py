@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 
+import numpy as np
 import pytest
 
 from headstart import LLM, BadInput, ConfigError, Draft, Drafter, ModelError, SamplingParams, register
@@ -149,6 +150,21 @@ def test_asyncio(llm) -> None:
     assert asyncio.run(streamed()) == want[0]
     assert asyncio.run(cancelled())
     assert llm.engine.idle
+
+
+def test_an_event_loop_that_ends_early_does_not_take_the_engine_along(llm) -> None:
+    """The loop is closed while its request still runs: the next chunk finds nobody, and everyone else goes on."""
+    loop = asyncio.new_event_loop()
+    stream = llm.astream(TEXTS[0], SamplingParams(max_tokens=400, ignore_eos=True))
+    loop.run_until_complete(stream.__anext__())
+    loop.close()
+    assert llm.generate(TEXTS[0], GREEDY)[0].finish_reason == "length"
+    assert llm.engine.idle and not llm.engine.pool.tables
+
+
+def test_numpy_prompts(llm) -> None:
+    ids = llm.tokenizer.encode(TEXTS[0])
+    assert llm.generate(np.array(ids), GREEDY)[0].token_ids == llm.generate(ids, GREEDY)[0].token_ids
 
 
 def test_threads_may_share_one_llm(llm) -> None:

@@ -151,12 +151,23 @@ class Raises(Drafter):
         raise RuntimeError("broken on purpose")
 
 
+class ObserveRaises(RandomTrees):
+    def observe(self, view, trees, verdicts):
+        raise RuntimeError("cannot bear the truth")
+
+
+class ReleaseRaises(RandomTrees):
+    def release(self, request):
+        raise RuntimeError("cannot let go")
+
+
 class TooFew(Drafter):
     def propose(self, view):
         return Draft.chains([])
 
 
-HOSTILE = {c.__name__: f"tests.tiny.{c.__name__}" for c in (AlwaysWrong, OverBudget, EndsInEos, NoTree, Raises, TooFew)}
+_HOSTILE = (AlwaysWrong, OverBudget, EndsInEos, NoTree, Raises, TooFew, ObserveRaises, ReleaseRaises)
+HOSTILE = {c.__name__: f"tests.tiny.{c.__name__}" for c in _HOSTILE}
 
 
 # ------------------------------------------------------------------ tokenizers and folders

@@ -95,7 +95,7 @@ class SpeculativeConfig:
         """Largest draft tree of one request."""
         if self.num_draft_nodes is not None:
             return self.num_draft_nodes
-        return self.num_speculative_tokens * (4 if self.tree else 1)
+        return self.num_speculative_tokens * (4 if self.tree and self.method == "draft_model" else 1)
 
 
 # Names from elsewhere -> ours. docs/options.md shows this table; a test keeps the two together.
@@ -169,6 +169,8 @@ def parse_speculative(value: Any) -> tuple[SpeculativeConfig, list[str]]:
     out: dict[str, Any] = {}
     notes: list[str] = []
     for key, given in value.items():
+        if given is None or (given is False and key in REFUSED):
+            continue
         if key in REFUSED:
             raise ConfigError(f"speculative option {key!r} is not available: {REFUSED[key]}.")
         if key in NO_EFFECT:
@@ -183,8 +185,7 @@ def parse_speculative(value: Any) -> tuple[SpeculativeConfig, list[str]]:
             raise ConfigError(f"Unknown speculative option {key!r}.{nearest(key, everything)}")
         if name in out:
             raise ConfigError(f"speculative option {key!r} says {name} a second time.")
-        if given is not None:
-            out[name] = given
+        out[name] = given
     config = SpeculativeConfig(**_complete(out))
     return config, notes + _idle_options(config, out)
 
@@ -221,7 +222,7 @@ def _rejection_method(given: Any) -> str:
 def _complete(out: dict[str, Any]) -> dict[str, Any]:
     """Infer what vLLM infers: the method from the model, one lookup bound from the other."""
     if "method" not in out:
-        if out.get("model") in METHOD_ALIASES:
+        if out.get("model") in ("ngram", "suffix", *METHOD_ALIASES):
             out["method"] = out.pop("model")
         else:
             out["method"] = "draft_model" if out.get("model") else ("none" if not out else "ngram")
@@ -229,6 +230,8 @@ def _complete(out: dict[str, Any]) -> dict[str, Any]:
     out["method"] = METHOD_ALIASES.get(method, method)
     if out["method"] in LATER:
         raise ConfigError(f"method {method!r} is not available yet; ngram, suffix and draft_model are.")
+    if out["method"] == "suffix":  # its length follows from the match, so the bound can be wide
+        out.setdefault("num_speculative_tokens", 16)
     if "prompt_lookup_max" in out and "prompt_lookup_min" not in out:
         out["prompt_lookup_min"] = min(SpeculativeConfig.prompt_lookup_min, out["prompt_lookup_max"])
     if "prompt_lookup_min" in out and "prompt_lookup_max" not in out:
@@ -292,7 +295,7 @@ class EngineConfig:
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "max_batch_tokens", "page_size"):
             value = getattr(self, name)
-            if not isinstance(value, int) or value < 1:
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ConfigError(f"{name}={value!r} should be a whole number of at least 1.")
-        if self.kv_memory is not None and self.kv_memory < 1:
+        if self.kv_memory is not None and (not isinstance(self.kv_memory, int) or self.kv_memory < 1):
             raise ConfigError(f"kv_memory={self.kv_memory!r} should be a number of bytes.")

@@ -44,7 +44,8 @@ class Clock:
     """Laps of one step. With `wait`, the device is waited for, so that a lap shows its own work."""
 
     def __init__(self, wait: Callable[[], None] | None) -> None:
-        self._wait, self._last = wait, time.perf_counter()
+        self._wait, self.began = wait, time.perf_counter()
+        self._last = self.began
         self.laps = {"host": 0.0, "draft": 0.0, "target": 0.0, "verify": 0.0}
 
     def lap(self, name: str) -> None:
@@ -62,7 +63,7 @@ class Drafted:
     trees: list[Tree]
     names: list[str]
     logq: list[torch.Tensor | None]
-    views: list[tuple[Drafter, View, list[int]]]  # who drafted for which parts
+    views: list[tuple[str, View, list[int]]]  # who drafted for which parts
 
 
 class Engine:
@@ -134,8 +135,11 @@ class Engine:
     def close(self) -> None:
         for request in [*self.scheduler.running, *self.scheduler.waiting]:
             self.abort(request)
-        for drafter in self.drafters.values():
-            drafter.close()
+        for name, drafter in self.drafters.items():
+            try:
+                drafter.close()
+            except Exception as error:
+                note(f"Drafter {name!r} could not close: {error}")
 
     @property
     def idle(self) -> bool:
@@ -205,22 +209,20 @@ class Engine:
             if part.budget and (name := self._drafter_name(part.request)):
                 groups.setdefault(name, []).append(i)
         for name, members in groups.items():
-            drafter = self.drafters[name]
             view = View([self._view(ready[i]) for i in members])
             try:
-                draft = drafter.propose(view)
+                draft = self.drafters[name].propose(view)
                 trees = draft.trees()
             except Exception as error:
                 self._drop_drafter(name, [ready[i].request for i in members], f"failed: {error!r}")
                 continue
-            self._keep_drafts(out, name, drafter, view, members, trees, draft.logq)
+            self._keep_drafts(out, name, view, members, trees, draft.logq)
         return out
 
     def _keep_drafts(
         self,
         out: Drafted,
         name: str,
-        drafter: Drafter,
         view: View,
         members: list[int],
         trees: list[Tree],
@@ -236,12 +238,19 @@ class Engine:
                 continue
             out.trees[i] = tree.prune(grown, r.budget, r.max_depth)
             out.names[i], out.logq[i] = name, logq
-        out.views.append((drafter, view, members))
+        out.views.append((name, view, members))
         return None
 
     def _drop_drafter(self, name: str, requests: list[Request], why: str) -> None:
         note(f"Drafter {name!r} {why}. {len(requests)} request(s) go on without drafts; their text is unaffected.")
         self._failed_drafts.update(r.id for r in requests)
+
+    def _tell_drafter(self, name: str, view: View, trees: list[Tree], verdicts: list[Verdict]) -> None:
+        try:
+            self.drafters[name].observe(view, trees, verdicts)
+        except Exception as error:
+            requests = [r.request for r in view.requests if r.request is not None]
+            self._drop_drafter(name, requests, f"failed on a verdict: {error!r}")
 
     def _view(self, part: Planned) -> RequestView:
         r = part.request
@@ -357,8 +366,8 @@ class Engine:
             chunks.append((part.request, chunk))
         if moves:
             self.runner.move(np.concatenate([m[0] for m in moves]), np.concatenate([m[1] for m in moves]))
-        for drafter, view, members in drafted.views:
-            drafter.observe(view, [drafted.trees[i] for i in members], [verdicts[i] for i in members])
+        for name, view, members in drafted.views:
+            self._tell_drafter(name, view, [drafted.trees[i] for i in members], [verdicts[i] for i in members])
         for request, chunk in chunks:
             if chunk.finish_reason is not None:
                 self._leave(request)
@@ -379,7 +388,6 @@ class Engine:
     ) -> Chunk:
         """Append the verdict's tokens up to the first that ends the text."""
         new = verdict.tokens(draft)
-        request.stats.record(name, len(draft), len(verdict.accepted))
         first = not request.num_output
         kept = 0
         for token in new:
@@ -389,6 +397,7 @@ class Engine:
                 break
         new = new[:kept]
         request.stats.tokens += kept
+        request.stats.record(name, len(draft), min(kept, len(verdict.accepted)))
         if first:
             request.stats.time_to_first_token = time.perf_counter() - request.arrived
             request.stats.first_tokens = kept
@@ -435,8 +444,12 @@ class Engine:
         request.stats.time_total = now - request.arrived if request.arrived else 0.0
         self._failed_drafts.discard(request.id)
         view = self._views.pop(request.id, None)
-        for drafter in self.drafters.values() if view else ():
-            drafter.release(view)  # type: ignore[arg-type]
+        for name, drafter in self.drafters.items():
+            try:
+                if view is not None:
+                    drafter.release(view)
+            except Exception as error:
+                self._drop_drafter(name, [], f"failed on a release: {error!r}")
 
     def forget_text(self, request: Request) -> None:
         """The reader has taken everything."""
@@ -450,6 +463,7 @@ class Engine:
             stats.time_target += laps["target"]
             stats.time_verify += laps["verify"]
             stats.time_host += laps["host"]
+            stats.time_queue = stats.time_queue or clock.began - part.request.arrived
         times = StepTimes(laps["draft"], laps["target"], laps["verify"], laps["host"], num_tokens)
         self.policy.learn(times, [p.request for p in plan.ready], verdicts)
 

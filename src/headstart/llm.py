@@ -283,7 +283,7 @@ def _as_list(prompts: Any) -> list[Any]:
     if isinstance(prompts, str):
         return [prompts]
     items = list(prompts)
-    if items and isinstance(items[0], (int, Mapping)):
+    if items and (isinstance(items[0], Mapping) or hasattr(items[0], "__index__")):
         return [items]
     return items
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 from headstart.core import Chunk, Request
 from headstart.engine import Engine
-from headstart.errors import HeadstartError, RequestFailed
+from headstart.errors import RequestFailed
 
 Listener = Callable[[Request, Chunk | BaseException], None]
 
@@ -88,15 +88,17 @@ class EngineLoop:
             try:
                 self.engine.add(request)
                 self._listeners[request.id] = (request, listener)
-            except HeadstartError as error:
-                listener(request, error)
+            except Exception as error:
+                _tell(listener, request, error)
 
     def _deliver(self, request: Request, chunk: Chunk) -> None:
         entry = self._listeners.get(request.id)
         if entry is None:
             return
-        entry[1](request, chunk)
-        if chunk.finish_reason is not None:
+        heard = _tell(entry[1], request, chunk)
+        if not heard:
+            self.engine.abort(request)
+        if not heard or chunk.finish_reason is not None:
             self.engine.forget_text(request)
             del self._listeners[request.id]
 
@@ -106,4 +108,13 @@ class EngineLoop:
         for request, listener in listeners.values():
             self.engine.abort(request)
             self.engine.forget_text(request)
-            listener(request, error)
+            _tell(listener, request, error)
+
+
+def _tell(listener: Listener, request: Request, event: Chunk | BaseException) -> bool:
+    """False when nobody listens any more: an event loop that was closed, a caller that broke."""
+    try:
+        listener(request, event)
+        return True
+    except Exception:
+        return False

@@ -38,7 +38,7 @@ def fraction(keys: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
     """Uniform numbers in (0, 1) for keys (R, 2) and tokens (V,) or (R, V)."""
     high = _mix(_mix(tokens ^ keys[:, :1]) ^ keys[:, 1:])
     low = _mix(high ^ keys[:, :1] ^ 0x5BD1E995)
-    return (high.double() + (low.double() + 0.5) * 2.0**-32) * 2.0**-32
+    return ((high.double() + (low.double() + 0.5) * 2.0**-32) * 2.0**-32).clamp_max(1 - 2.0**-53)
 
 
 def gumbel(keys: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:

@@ -162,6 +162,9 @@ class ModelDrafter(Drafter):
             return None
         memory = self._memory.setdefault(r.id, Memory())
         same = _common(memory.tokens, context)
+        if same < len(memory.tokens):  # the text was spelled anew: a page that others may find is never rewritten
+            same -= same % self.pool.page_size
+            self.pool.trim(r.id, same)
         computed = min(same, len(context) - 1)
         computed = self.pool.attach(r.id, context, computed, len(context) - 1)
         if not self.pool.reserve(r.id, len(context) + self._room(depth, r.budget)):

@@ -9,11 +9,13 @@ each was seen.
 from __future__ import annotations
 
 import heapq
+import zlib
 from array import array
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from zipfile import BadZipFile
 
 import numpy as np
 
@@ -83,6 +85,8 @@ class History:
 
     def add_text(self, tokens: Iterable[int]) -> None:
         """A whole text, kept apart from its neighbours."""
+        if self.max_texts < 1:
+            return
         self._starts.append(self.end)
         while len(self._starts) > self.max_texts:
             self._starts.popleft()
@@ -169,10 +173,13 @@ class SuffixDrafter(Drafter):
         self.past = History(config.suffix_max_tokens, config.suffix_max_requests)
         self._own: dict[str, History] = {}
         self._seen: dict[str, int] = {}
-        if config.suffix_corpus:
-            self.prefill(Path(config.suffix_corpus))
-        if config.suffix_cache and Path(config.suffix_cache).exists():
-            self.load(Path(config.suffix_cache))
+        self._file = Path(config.suffix_cache).expanduser() if config.suffix_cache else None
+        if self._file is not None and not self._file.parent.is_dir():
+            raise ConfigError(f"suffix_cache {self._file} cannot be written: there is no folder {self._file.parent}.")
+        if self._file is not None and self._file.exists():
+            self.load(self._file)
+        elif config.suffix_corpus:  # a saved cache has it already
+            self.prefill(Path(config.suffix_corpus).expanduser())
 
     def propose(self, view: View) -> Draft:
         return Draft.of([self._tree(r) for r in view.requests])
@@ -194,7 +201,7 @@ class SuffixDrafter(Drafter):
         lengths = sorted({n for n, _ in found}, reverse=True)
         for least in dict.fromkeys([*lengths[:2], *lengths[-1:]]):
             places = [p for n, p in found if n >= least]
-            depth = min(r.max_depth, int(self.config.suffix_factor * least + 1e-9))
+            depth = min(r.max_depth, self.config.num_speculative_tokens, int(self.config.suffix_factor * least + 1e-9))
             grown = grow(history, places, r.budget, depth, self.config.suffix_min_prob)
             if grown.score > best.score:
                 best = grown
@@ -230,7 +237,7 @@ class SuffixDrafter(Drafter):
         try:
             with np.load(path, allow_pickle=False) as data:
                 vocab, lengths, tokens = int(data["vocab_size"]), data["lengths"], data["tokens"]
-        except (OSError, ValueError, KeyError) as error:
+        except (OSError, ValueError, KeyError, EOFError, BadZipFile, zlib.error) as error:
             raise ConfigError(f"{path} is not a suffix cache that Headstart wrote ({error}).") from error
         if vocab != self.around.vocab_size or len(tokens) != int(lengths.sum()):
             raise ConfigError(
@@ -252,5 +259,5 @@ class SuffixDrafter(Drafter):
         note(f"suffix: {len(self.past)} tokens from {path}")
 
     def close(self) -> None:
-        if self.config.suffix_cache:
-            self.save(Path(self.config.suffix_cache))
+        if self._file is not None:
+            self.save(self._file)

@@ -40,6 +40,8 @@ def safetensors_header(path: Path) -> dict[str, Any]:
             header = json.loads(stream.read(length))
         except (UnicodeDecodeError, json.JSONDecodeError) as error:
             raise ModelError(f"{path} has an unreadable safetensors header: {error}. {again}") from error
+    if not isinstance(header, dict):
+        raise ModelError(f"{path} has a safetensors header that is no JSON object. {again}")
     header.pop("__metadata__", None)
     for name, info in header.items():
         _check_tensor(path, name, info, size - 8 - length)
