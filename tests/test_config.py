@@ -13,6 +13,7 @@ from headstart.config import (
     LATER,
     METHOD_ALIASES,
     NO_EFFECT,
+    OWN_OPTIONS,
     REFUSED,
     EngineConfig,
     SpeculativeConfig,
@@ -69,6 +70,15 @@ LLAMA_CPP: dict[str, tuple[Any, Any]] = {
 }
 
 
+def method_that_reads(field: str) -> dict[str, str]:
+    """A method for which this option is meant."""
+    if field.startswith("suffix"):
+        return {"method": "suffix"}
+    if field in OWN_OPTIONS["draft_model"] and field not in OWN_OPTIONS["ngram"]:
+        return {"method": "draft_model", "model": "x"}
+    return {"method": "ngram"}
+
+
 def complaint(value: Any) -> str:
     """What is said about a config that cannot be used: one sentence, or two."""
     with pytest.raises(ConfigError) as caught:
@@ -82,7 +92,7 @@ def complaint(value: Any) -> str:
 @pytest.mark.parametrize("key", [*VLLM, *LLAMA_CPP])
 def test_every_key_of_vllm_and_llama_cpp_is_mapped_noted_or_refused(key: str):
     given, expected = (VLLM | LLAMA_CPP)[key]
-    base = {} if key in ("method", "model") else {"method": "ngram"}
+    base: dict[str, Any] = {} if key in ("method", "model") else method_that_reads(expected[0])
     if expected == "refused":
         assert key in complaint({**base, key: given})
         return
@@ -113,6 +123,23 @@ def test_vllm_json_as_it_is():
     config, notes = parse_speculative(text)
     assert (config.method, config.num_speculative_tokens, config.prompt_lookup_max, notes) == ("ngram", 4, 4, [])
     assert parse_speculative(json.loads(text))[0] == config
+
+
+@pytest.mark.parametrize(
+    ("method", "option"), [("ngram", "suffix_factor"), ("ngram", "p_min"), ("suffix", "prompt_lookup_max"), ("none", "n_min")]
+)
+def test_an_option_for_another_method_is_said(method: str, option: str):
+    _, notes = parse_speculative({"method": method, option: 1})
+    assert any(f"no effect with method {method!r}" in n for n in notes)
+
+
+def test_an_option_for_a_drafter_of_ones_own_is_not_judged():
+    assert parse_speculative({"method": "a.b.C", "p_min": 0.5, "suffix_factor": 2.0})[1] == []
+
+
+def test_a_suffix_draft_may_be_longer_than_others():
+    assert parse_speculative("suffix")[0].num_speculative_tokens > parse_speculative("ngram")[0].num_speculative_tokens
+    assert parse_speculative({"method": "suffix", "n_max": 3})[0].num_speculative_tokens == 3
 
 
 def test_the_tables_do_not_contradict_each_other():
@@ -152,8 +179,9 @@ def test_a_config_is_taken_as_it_is():
 
 def test_nodes_of_a_draft():
     assert SpeculativeConfig(num_speculative_tokens=5).nodes == 5
-    assert SpeculativeConfig(num_speculative_tokens=5, tree=True).nodes == 20
-    assert SpeculativeConfig(num_speculative_tokens=5, num_draft_nodes=7, tree=True).nodes == 7
+    assert SpeculativeConfig("draft_model", num_speculative_tokens=5, tree=True).nodes == 20
+    assert SpeculativeConfig("draft_model", num_speculative_tokens=5, num_draft_nodes=7, tree=True).nodes == 7
+    assert SpeculativeConfig("ngram", num_speculative_tokens=5, tree=True).nodes == 5
     assert SpeculativeConfig(num_speculative_tokens=5, num_draft_nodes=0).nodes == 0
 
 

@@ -116,8 +116,11 @@ def test_nothing_is_divided_by_zero():
 
 
 def test_speed_counts_the_tokens_behind_the_first():
-    stats = Stats(tokens=11, time_total=3.0, time_to_first_token=1.0)
+    """Tokens that came with the first one, in the prefill's own step, are not counted either."""
+    stats = Stats(tokens=11, first_tokens=1, time_total=3.0, time_to_first_token=1.0)
     assert stats.decode_tokens_per_second == pytest.approx(5.0)
+    assert Stats(tokens=11, first_tokens=3, time_total=3.0, time_to_first_token=1.0).decode_tokens_per_second == 4.0
+    assert Stats(tokens=3, first_tokens=3, time_total=3.0, time_to_first_token=1.0).decode_tokens_per_second == 0.0
 
 
 @given(st.lists(st.integers(0, 8).flatmap(lambda d: st.tuples(st.sampled_from("ab"), st.just(d), st.integers(0, d)))))

@@ -180,6 +180,7 @@ class Letters:
 
 
 def drafter(vocab_size: int = 100, **options: Any) -> SuffixDrafter:
+    options.setdefault("num_speculative_tokens", 16)
     progress.set_quiet(True)
     try:
         return SuffixDrafter(SpeculativeConfig("suffix", **options), Surroundings(vocab_size, Letters()))
@@ -225,6 +226,7 @@ def test_limits_of_a_draft():
     text = [1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2, 3, 4, 5]
     for budget, depth, length in ((2, 9, 2), (9, 2, 2), (0, 9, 0), (9, 0, 0), (9, 9, 5)):
         assert len(tree_of(drafter(), view(text, budget, depth))) == length
+    assert len(tree_of(drafter(num_speculative_tokens=3), view(text))) == 3
     assert len(tree_of(drafter(min_draft_tokens=6), view(text))) == 0
     assert len(tree_of(drafter(min_draft_tokens=5), view(text))) == 5
 
@@ -284,6 +286,21 @@ def test_a_corpus_with_no_room_for_it(tmp_path: Path):
     (tmp_path / "corpus.txt").write_text("hello\n\nworld")
     d = drafter(suffix_corpus=str(tmp_path / "corpus.txt"), suffix_max_requests=0)
     assert d.past.texts() == []
+
+
+def test_a_saved_past_stands_for_the_corpus_that_began_it(tmp_path: Path):
+    """Otherwise each start would add the corpus once more."""
+    (tmp_path / "corpus.txt").write_text("hello world")
+    options = {"suffix_corpus": str(tmp_path / "corpus.txt"), "suffix_cache": str(tmp_path / "past.npz")}
+    for _ in range(3):
+        d = drafter(**options)
+        assert d.past.texts() == [Letters().encode("hello world")]
+        d.close()
+
+
+def test_a_cache_that_could_not_be_written_is_said_at_the_start(tmp_path: Path):
+    with pytest.raises(ConfigError, match="there is no folder"):
+        drafter(suffix_cache=str(tmp_path / "nowhere" / "past.npz"))
 
 
 @pytest.mark.parametrize("content", [None, b"\xff\xfe\xfa"])
