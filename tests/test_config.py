@@ -126,7 +126,8 @@ def test_vllm_json_as_it_is():
 
 
 @pytest.mark.parametrize(
-    ("method", "option"), [("ngram", "suffix_factor"), ("ngram", "p_min"), ("suffix", "prompt_lookup_max"), ("none", "n_min")]
+    ("method", "option"),
+    [("ngram", "suffix_factor"), ("ngram", "p_min"), ("suffix", "prompt_lookup_max"), ("none", "n_min")],
 )
 def test_an_option_for_another_method_is_said(method: str, option: str):
     _, notes = parse_speculative({"method": method, option: 1})

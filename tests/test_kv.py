@@ -305,7 +305,7 @@ def test_a_failed_request_does_not_unsettle_those_that_share_its_pages():
     pool = KVPool(12, 2)
     for name in "abc":
         filled(pool, name, [1, 2, 3, 4, 5])
-    pool.forget("a")
+    pool.forget("a", 4)
     pool.close("a")
     pool.check_integrity()
     for name in "bc":

@@ -63,6 +63,13 @@ class SpeculativeConfig:
 
         return [
             ("method", isinstance(self.method, str) and bool(self.method), "a method's name"),
+            ("model", self.model is None or (isinstance(self.model, str) and bool(self.model)), "a name or a path"),
+            ("tree", isinstance(self.tree, bool), "true or false"),
+            (
+                "draft_max_model_len",
+                self.draft_max_model_len is None or whole(self.draft_max_model_len, 1),
+                "a whole number of at least 1",
+            ),
             ("num_speculative_tokens", whole(self.num_speculative_tokens, 0, 4096), "a whole number from 0 to 4096"),
             ("num_draft_nodes", self.num_draft_nodes is None or whole(self.num_draft_nodes, 0, 4096), "0 to 4096"),
             ("top_k", self.top_k is None or whole(self.top_k, 1, 1024), "a whole number from 1 to 1024"),
@@ -73,7 +80,7 @@ class SpeculativeConfig:
             ("prompt_lookup_min", whole(self.prompt_lookup_min, 1), "a whole number of at least 1"),
             (
                 "prompt_lookup_max",
-                whole(self.prompt_lookup_max, 1) and self.prompt_lookup_max >= self.prompt_lookup_min,
+                whole(self.prompt_lookup_min, 1) and whole(self.prompt_lookup_max, self.prompt_lookup_min),
                 f"a whole number of at least prompt_lookup_min ({self.prompt_lookup_min})",
             ),
             ("suffix_max_depth", whole(self.suffix_max_depth, 1, 4096), "a whole number from 1 to 4096"),
@@ -82,7 +89,7 @@ class SpeculativeConfig:
             ("suffix_min_prob", share(self.suffix_min_prob), "a number from 0 to 1"),
             (
                 "suffix_factor",
-                isinstance(self.suffix_factor, (int, float)) and self.suffix_factor > 0,
+                isinstance(self.suffix_factor, (int, float)) and 0 < self.suffix_factor < 1e6,
                 "a positive number",
             ),
             ("draft_sample_method", self.draft_sample_method in ("greedy", "probabilistic"), "greedy or probabilistic"),
@@ -111,6 +118,7 @@ ALIASES = {
     "suffix_decoding_min_token_prob": "suffix_min_prob",
     "max_model_len": "draft_max_model_len",
     "num_speculative_tokens_per_batch_size": "batch_size_schedule",
+    "rejection_sample_method": "verification",  # 'standard' is our 'rejection'; others are refused
 }
 NO_EFFECT = {
     "n_reuse": "the draft's KV is always reused as far as its tokens agree",
@@ -177,11 +185,10 @@ def parse_speculative(value: Any) -> tuple[SpeculativeConfig, list[str]]:
             notes.append(f"speculative option {key!r} has no effect here: {NO_EFFECT[key]}.")
             continue
         if key == "rejection_sample_method":
-            out["verification"] = _rejection_method(given)
-            continue
+            given = _rejection_method(given)
         name = ALIASES.get(key, key)
         if name not in known:
-            everything = known | set(ALIASES) | set(NO_EFFECT) | {"rejection_sample_method"}
+            everything = known | set(ALIASES) | set(NO_EFFECT)
             raise ConfigError(f"Unknown speculative option {key!r}.{nearest(key, everything)}")
         if name in out:
             raise ConfigError(f"speculative option {key!r} says {name} a second time.")
@@ -222,20 +229,23 @@ def _rejection_method(given: Any) -> str:
 def _complete(out: dict[str, Any]) -> dict[str, Any]:
     """Infer what vLLM infers: the method from the model, one lookup bound from the other."""
     if "method" not in out:
-        if out.get("model") in ("ngram", "suffix", *METHOD_ALIASES):
+        if isinstance(out.get("model"), str) and out["model"] in ("ngram", "suffix", *METHOD_ALIASES):
             out["method"] = out.pop("model")
         else:
             out["method"] = "draft_model" if out.get("model") else ("none" if not out else "ngram")
     method = out["method"]
+    if not isinstance(method, str):
+        return out
     out["method"] = METHOD_ALIASES.get(method, method)
     if out["method"] in LATER:
         raise ConfigError(f"method {method!r} is not available yet; ngram, suffix and draft_model are.")
     if out["method"] == "suffix":  # its length follows from the match, so the bound can be wide
         out.setdefault("num_speculative_tokens", 16)
-    if "prompt_lookup_max" in out and "prompt_lookup_min" not in out:
-        out["prompt_lookup_min"] = min(SpeculativeConfig.prompt_lookup_min, out["prompt_lookup_max"])
-    if "prompt_lookup_min" in out and "prompt_lookup_max" not in out:
-        out["prompt_lookup_max"] = max(SpeculativeConfig.prompt_lookup_max, out["prompt_lookup_min"])
+    shortest, longest = out.get("prompt_lookup_min"), out.get("prompt_lookup_max")
+    if isinstance(longest, int) and shortest is None:
+        out["prompt_lookup_min"] = max(1, min(SpeculativeConfig.prompt_lookup_min, longest))
+    if isinstance(shortest, int) and longest is None:
+        out["prompt_lookup_max"] = max(SpeculativeConfig.prompt_lookup_max, shortest)
     if "batch_size_schedule" in out:
         out["batch_size_schedule"] = _schedule(out["batch_size_schedule"])
     return out
@@ -270,7 +280,13 @@ def parse_request_speculation(value: Any) -> RequestSpeculation:
         raise ConfigError(f"verification={out.verification!r} is not known: walk or rejection.")
     if not isinstance(out.enabled, bool):
         raise ConfigError("speculative enabled should be true or false.")
-    if out.max_tokens is not None and (not isinstance(out.max_tokens, int) or out.max_tokens < 0):
+    if out.method is not None and not isinstance(out.method, str):
+        raise ConfigError(f"speculative method={out.method!r} should be a method's name.")
+    if (
+        isinstance(out.max_tokens, bool)
+        or not isinstance(out.max_tokens, (int, type(None)))
+        or (out.max_tokens or 0) < 0
+    ):
         raise ConfigError(f"speculative max_tokens={out.max_tokens!r} should be a whole number of at least 0.")
     return out
 

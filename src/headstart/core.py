@@ -9,7 +9,8 @@ Shape letters, used in every file:
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
@@ -51,45 +52,70 @@ class SamplingParams:
     seed: int | None = None
 
     def __post_init__(self) -> None:
-        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
-        object.__setattr__(self, "stop", stop)
-        object.__setattr__(self, "bad_words", tuple(self.bad_words or ()))
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
-        if self.logit_bias is not None:
-            object.__setattr__(self, "logit_bias", {int(k): float(v) for k, v in self.logit_bias.items()})
+        for name in ("stop", "bad_words", "stop_token_ids"):
+            object.__setattr__(self, name, _as_tuple(getattr(self, name)))
+        object.__setattr__(self, "logit_bias", _as_bias(self.logit_bias))
         for name, ok, expected in self._rules():
             if not ok:
                 raise BadInput(f"{name}={getattr(self, name)!r} is not usable: expected {expected}.")
 
-    def _rules(self) -> list[tuple[str, bool, str]]:
-        whole, real = (lambda v: isinstance(v, int)), (lambda v: isinstance(v, (int, float)) and v == v)
-        return [
-            ("n", whole(self.n) and 1 <= self.n <= 256, "a whole number from 1 to 256"),
-            ("max_tokens", whole(self.max_tokens) and self.max_tokens >= 1, "a whole number of at least 1"),
-            ("min_tokens", whole(self.min_tokens) and 0 <= self.min_tokens <= self.max_tokens, "0 to max_tokens"),
-            ("temperature", real(self.temperature) and 0 <= self.temperature < 1e4, "0 (greedy) or a positive number"),
-            ("top_k", whole(self.top_k) and self.top_k >= -1, "0 or -1 (off), or a positive whole number"),
-            ("top_p", real(self.top_p) and 0 < self.top_p <= 1, "a number above 0, at most 1"),
-            ("min_p", real(self.min_p) and 0 <= self.min_p <= 1, "a number from 0 to 1"),
-            ("typical_p", real(self.typical_p) and 0 < self.typical_p <= 1, "a number above 0, at most 1"),
-            ("repetition_penalty", real(self.repetition_penalty) and self.repetition_penalty > 0, "a positive number"),
-            ("presence_penalty", real(self.presence_penalty) and abs(self.presence_penalty) <= 2, "from -2 to 2"),
-            ("frequency_penalty", real(self.frequency_penalty) and abs(self.frequency_penalty) <= 2, "from -2 to 2"),
-            ("stop", all(isinstance(s, str) and s for s in self.stop), "non-empty strings"),
-            ("bad_words", all(isinstance(s, str) and s for s in self.bad_words), "non-empty strings"),
-            ("stop_token_ids", all(whole(t) and t >= 0 for t in self.stop_token_ids), "token ids"),
-            ("logprobs", self.logprobs is None or (whole(self.logprobs) and self.logprobs >= 0), "None, 0 or more"),
-            (
-                "prompt_logprobs",
-                self.prompt_logprobs is None or (whole(self.prompt_logprobs) and self.prompt_logprobs >= 0),
-                "None, 0 or more",
-            ),
-            ("seed", self.seed is None or whole(self.seed), "None or a whole number"),
-        ]
+    def _rules(self) -> Iterator[tuple[str, bool, str]]:
+        """(name, is it fine?, what was expected), one after the other: a later rule may rely on the earlier ones."""
+        yield "n", _whole(self.n, 1, 256), "a whole number from 1 to 256"
+        yield "max_tokens", _whole(self.max_tokens, 1), "a whole number of at least 1"
+        yield "min_tokens", _whole(self.min_tokens, 0, self.max_tokens), "a whole number from 0 to max_tokens"
+        yield "temperature", _real(self.temperature, 0, 1e4), "0 (greedy) or a positive number"
+        yield "top_k", _whole(self.top_k, -1), "0 or -1 (off), or a positive whole number"
+        for name in ("top_p", "typical_p"):
+            value = getattr(self, name)
+            yield name, _real(value, 0, 1) and value > 0, "a number above 0, at most 1"
+        yield "min_p", _real(self.min_p, 0, 1), "a number from 0 to 1"
+        positive = _real(self.repetition_penalty, 0, 1e4) and self.repetition_penalty > 0
+        yield "repetition_penalty", positive, "a positive number"
+        for name in ("presence_penalty", "frequency_penalty"):
+            yield name, _real(getattr(self, name), -2, 2), "a number from -2 to 2"
+        for name in ("stop", "bad_words"):
+            value = getattr(self, name)
+            fine = isinstance(value, tuple) and all(isinstance(s, str) and s for s in value)
+            yield name, fine, "non-empty strings"
+        ids = self.stop_token_ids
+        yield "stop_token_ids", isinstance(ids, tuple) and all(_whole(t, 0) for t in ids), "a list of token ids"
+        bias = self.logit_bias
+        fine = bias is None or (isinstance(bias, dict) and all(_real(v, -1e9, 1e9) for v in bias.values()))
+        yield "logit_bias", fine, "token ids with finite numbers"
+        for name in ("logprobs", "prompt_logprobs"):
+            yield name, getattr(self, name) is None or _whole(getattr(self, name), 0), "None, 0 or more"
+        yield "seed", self.seed is None or _whole(self.seed), "None or a whole number"
 
     @property
     def greedy(self) -> bool:
         return self.temperature < 1e-5
+
+
+def _whole(value: Any, low: float = -math.inf, high: float = math.inf) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
+
+
+def _real(value: Any, low: float, high: float) -> bool:
+    """A finite number in this range; NaN is in none."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and low <= value <= high
+
+
+def _as_tuple(value: Any) -> Any:
+    """One string is one item; None is no item; what is no list stays, and is refused by name."""
+    if isinstance(value, str):
+        return (value,)
+    return tuple(value or ()) if isinstance(value, (list, tuple, type(None))) else value
+
+
+def _as_bias(value: Any) -> Any:
+    """Token ids may come as text, as JSON has them."""
+    if not isinstance(value, Mapping):
+        return value
+    try:
+        return {int(k): float(v) for k, v in value.items()}
+    except (TypeError, ValueError):
+        return dict.fromkeys(map(str, value), None)  # refused by name
 
 
 # ------------------------------------------------------------------ what the engine keeps of it

@@ -310,7 +310,7 @@ class Engine:
             return self.runner.forward(batch)
         except Exception:
             for part in plan.parts:
-                self.pool.forget(part.request.id)
+                self.pool.forget(part.request.id, part.request.computed)
             raise
 
     # ------------------------------------------------------------------ verify

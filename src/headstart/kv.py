@@ -134,9 +134,10 @@ class KVPool:
             self._key_of[page] = key
             table.serials.append(serial)
 
-    def forget(self, request_id: str) -> None:
-        """Unregister this request's pages: their content is in doubt (a forward failed)."""
-        for page in self.tables[request_id].pages if request_id in self.tables else []:
+    def forget(self, request_id: str, computed: int) -> None:
+        """A forward failed: unregister the pages behind the first `computed` tokens, whose content is in doubt."""
+        table = self.tables.get(request_id, Table())
+        for page in table.pages[computed // self.page_size :]:
             self._unseal(page)
 
     # -------------------------------------------------------------- drafts

@@ -192,24 +192,38 @@ def _pick_short(logits: torch.Tensor, rows: Sequence[Row]) -> list[int]:
 
 
 def _truncate(scaled: torch.Tensor, rows: Sequence[Row]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Sorted values (R, k) with -inf where a token is cut, and their token ids (R, k)."""
-    k = min(SHORTLIST, scaled.shape[1])
+    """Sorted values (R, k) with -inf where a token is cut, and their token ids (R, k). Of equal values the lower id leads.
+
+    A short list is tried first. It will not do where it does not hold the mass, or where what is kept reaches its last value:
+    tokens outside may have that value too, and the choice must not depend on who shares the call.
+    """
+    size = scaled.shape[1]
+    k = min(SHORTLIST, size)
     if any(r.request.params.typical_p < 1 for r in rows) or max(r.request.params.top_k for r in rows) > k:
-        k = scaled.shape[1]
+        k = size
     values, ids = _sorted(scaled, k)
-    if k < scaled.shape[1] and not _covers(values, scaled, rows):
-        values, ids = _sorted(scaled, scaled.shape[1])
-    total = scaled.logsumexp(-1, keepdim=True)
+    kept = _cut(values, scaled, rows)
+    if k < size and (not _covers(values, scaled, rows) or bool((kept == values[:, -1:]).any())):
+        values, ids = _sorted(scaled, size)
+        kept = _cut(values, scaled, rows)
+    return kept, ids
+
+
+def _cut(values: torch.Tensor, scaled: torch.Tensor, rows: Sequence[Row]) -> torch.Tensor:
+    """top-k, top-p, min-p and typical-p over sorted values."""
     values = _top_k(values, rows)
-    values = _top_p(values, total, rows)
+    values = _top_p(values, scaled.logsumexp(-1, keepdim=True), rows)
     values = _min_p(values, rows)
-    return _typical_p(values, rows), ids
+    return _typical_p(values, rows)
 
 
 def _sorted(scaled: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The k largest values, and their ids; of equal ones the lower id first, which topk alone does not promise."""
     if k == scaled.shape[1]:
         return scaled.sort(dim=-1, descending=True, stable=True)
-    return scaled.topk(k, dim=-1)
+    ids = scaled.topk(k, dim=-1).indices.sort(dim=-1).values
+    values, order = scaled.gather(-1, ids).sort(dim=-1, descending=True, stable=True)
+    return values, ids.gather(-1, order)
 
 
 def _covers(values: torch.Tensor, scaled: torch.Tensor, rows: Sequence[Row]) -> bool:

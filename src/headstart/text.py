@@ -22,7 +22,14 @@ class TextStream:
         self._tokens.append(token)
         known = self._decode(self._tokens[self._start : self._read])
         grown = self._decode(self._tokens[self._start :])
-        if len(grown) <= len(known) or grown.endswith("\ufffd"):
+        if grown.endswith("\ufffd"):  # a character is unfinished; a stop may stand before it all the same
+            whole = grown[len(known) :].rstrip("\ufffd")
+            return (
+                may_stop
+                and any(s in (self.text + whole)[-len(s) - len(whole) :] for s in self._stop)
+                and self._append(whole)
+            )
+        if len(grown) <= len(known):
             return False
         return self._append(grown[len(known) :], may_stop)
 

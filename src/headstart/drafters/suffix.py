@@ -92,7 +92,7 @@ class History:
             self._starts.popleft()
             self._floor = max(self._floor, self._starts[0])
         self.extend(tokens)
-        self._push(GAP)
+        self.extend([GAP])
 
     def texts(self) -> list[list[int]]:
         """What is held, text by text."""
@@ -237,9 +237,11 @@ class SuffixDrafter(Drafter):
         try:
             with np.load(path, allow_pickle=False) as data:
                 vocab, lengths, tokens = int(data["vocab_size"]), data["lengths"], data["tokens"]
-        except (OSError, ValueError, KeyError, EOFError, BadZipFile, zlib.error) as error:
+            if len(tokens) != int(lengths.sum()):
+                raise ValueError("its lengths do not add up")
+        except (OSError, ValueError, KeyError, TypeError, EOFError, BadZipFile, zlib.error) as error:
             raise ConfigError(f"{path} is not a suffix cache that Headstart wrote ({error}).") from error
-        if vocab != self.around.vocab_size or len(tokens) != int(lengths.sum()):
+        if vocab != self.around.vocab_size:
             raise ConfigError(
                 f"{path} was written for a vocabulary of {vocab}, this model has {self.around.vocab_size}: "
                 "use another suffix_cache file for this model."

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -108,6 +109,8 @@ def _keep(model: Builtin, source: Path, out: Path) -> None:
         if digest != model.sha256:
             raise ModelError(f"{source} has SHA-256 {digest}, not {model.sha256}: nothing was kept.")
         part.replace(out)
+    except (zipfile.BadZipFile, zlib.error, EOFError, OSError) as error:
+        raise ModelError(f"{source} cannot be read ({error}): nothing was kept.") from error
     finally:
         part.unlink(missing_ok=True)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import operator
 import struct
 from pathlib import Path
 from typing import Any
@@ -50,10 +52,8 @@ def safetensors_header(path: Path) -> dict[str, Any]:
 
 def _check_tensor(path: Path, name: str, info: Any, room: int) -> None:
     try:
-        begin, end = info["data_offsets"]
-        count = 1
-        for n in info["shape"]:
-            count *= n
+        begin, end = (operator.index(n) for n in info["data_offsets"])
+        count = math.prod(operator.index(n) for n in info["shape"])
         expected = count * DTYPE_BYTES[info["dtype"]] if info["dtype"] in DTYPE_BYTES else end - begin
     except (KeyError, TypeError, ValueError) as error:
         raise ModelError(f"{path}: the entry of tensor {name!r} is malformed.") from error
@@ -73,7 +73,7 @@ def check_folder(folder: Path, trust_remote_code: bool = False) -> dict[str, Any
     config = read_json(folder / "config.json")
     if "auto_map" in config and not trust_remote_code and not _known(config.get("model_type")):
         raise ModelError(
-            f"{folder} needs code of its own ({config['auto_map'].get('AutoModelForCausalLM', 'auto_map')}). Headstart "
+            f"{folder} needs code of its own (auto_map: {json.dumps(config['auto_map'])}). Headstart "
             "runs none unless asked: read that code, then pass trust_remote_code=True (--trust-remote-code)."
         )
     for path in _shards(folder):
@@ -90,7 +90,14 @@ def _known(model_type: str | None) -> bool:
 def _shards(folder: Path) -> list[Path]:
     index = folder / "model.safetensors.index.json"
     if index.is_file():
-        names = sorted(set(read_json(index).get("weight_map", {}).values()))
+        weight_map = read_json(index).get("weight_map")
+        if (
+            not isinstance(weight_map, dict)
+            or not weight_map
+            or not all(isinstance(n, str) for n in weight_map.values())
+        ):
+            raise ModelError(f"{index} names no weight files: its weight_map should tell the file of each tensor.")
+        names = sorted(set(weight_map.values()))
         missing = [n for n in names if not (folder / n).is_file()]
         if missing:
             more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
