@@ -72,7 +72,7 @@ class PoolMachine(RuleBasedStateMachine):
                     planned.append((name, piece))
         if fails:
             for name, _ in planned:
-                self.pool.forget(name)
+                self.pool.forget(name, self.computed[name])
             for name in list(self.texts):  # the engine tells everyone and starts afresh
                 self.close(name)
             return
@@ -293,11 +293,11 @@ def test_slots_lie_side_by_side_where_they_can():
 def test_pages_of_a_failed_forward_are_not_found():
     pool = KVPool(8, 2)
     filled(pool, "a", [1, 2, 3, 4, 5])
-    pool.forget("a")
+    pool.forget("a", 0)
     pool.close("a")
     assert filled(pool, "b", [1, 2, 3, 4, 5]) == 0
     assert pool.num_available == 5
-    pool.forget("nobody")
+    pool.forget("nobody", 0)
 
 
 def test_a_failed_request_does_not_unsettle_those_that_share_its_pages():
