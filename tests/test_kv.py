@@ -133,6 +133,13 @@ class PoolMachine(RuleBasedStateMachine):
         if name in self.texts:
             self.texts[name] += more
 
+    @rule(name=opened, like=opened, count=st.integers(1, 9))
+    def follow(self, name: str, like: str, count: int) -> None:
+        """A text goes on as another one did, so that pages are found in the middle of it."""
+        text, other = self.texts.get(name), self.texts.get(like)
+        if text and other and other[: len(text)] == text:
+            text += other[len(text) : len(text) + count]
+
     @rule(name=consumes(opened))
     def leave(self, name: str) -> None:
         self.close(name)
@@ -262,6 +269,17 @@ def test_the_end_of_a_text_is_forgotten_before_its_beginning():
     pool.close("a")
     assert pool.reserve("b", 4)  # one free page, then one idle page
     assert pool.attach("c", [1, 2, 3, 4, 5, 6, 7], 0, 6) == 4
+
+
+def test_pages_that_are_found_replace_those_that_were_reserved():
+    pool = KVPool(10, 2)
+    filled(pool, "a", [1, 2, 3, 4, 5, 6, 7])
+    filled(pool, "b", [1, 2])
+    assert pool.reserve("b", 8)  # room for a draft
+    assert pool.attach("b", [1, 2, 3, 4, 5, 6, 7], 2, 6) == 6
+    assert pool.slots("b", 6).tolist()[2:] == pool.slots("a", 6).tolist()[2:]
+    assert len(pool.slots("b", 100)) == 6
+    pool.check_integrity()
 
 
 def test_no_room_changes_nothing():

@@ -273,6 +273,20 @@ def test_pressure_preempts_the_youngest_and_it_comes_back_first():
     assert b.output == expected_output([1, 1, 1, 2], 6)
 
 
+def test_a_preempted_request_starts_from_nothing_and_keeps_its_text():
+    house = House(pages=12, page_size=2, max_num_seqs=4, max_batch_tokens=64)
+    a, b, c = (house.arrive(Arrival(0, [i, i, i], 6)) for i in range(3))
+    assert a and b and c
+    house.step()
+    known = list(c.tokens)
+    house.scheduler._preempt(c, Plan())
+    house.scheduler._preempt(b, Plan())
+    assert list(house.scheduler.waiting) == [b, c] and house.scheduler.running == [a]
+    assert [r.computed for r in (a, b, c)] == [3, 0, 0] and c.tokens == known
+    assert set(house.pool.tables) == {a.id}
+    house.run([])
+
+
 def test_the_random_histories_do_preempt():
     """Otherwise they would show nothing."""
     house = House(10, 2, 8, 16)

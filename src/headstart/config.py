@@ -306,6 +306,7 @@ class EngineConfig:
     page_size: int = 16
     share_prefixes: bool = True
     fuse: bool = True  # lean forward for the Llama family
+    wide_weights: bool | None = None  # on CPU, a second copy of the weights for several rows; None: when speculating
     profile: bool = False  # wait for the device after each part of a step
 
     def __post_init__(self) -> None:

@@ -49,6 +49,7 @@ class LLM:
         page_size: int = 16,
         share_prefixes: bool = True,
         fuse: bool = True,
+        wide_weights: bool | None = None,
         profile: bool = False,
         trust_remote_code: bool = False,
         draft: Loaded | None = None,
@@ -57,7 +58,7 @@ class LLM:
         for text in notes:
             note(text)
         engine_config = EngineConfig(
-            max_num_seqs, max_batch_tokens, kv_memory, page_size, share_prefixes, fuse, profile
+            max_num_seqs, max_batch_tokens, kv_memory, page_size, share_prefixes, fuse, wide_weights, profile
         )
         from headstart.drafters import find
         from headstart.models.load import load
@@ -304,7 +305,8 @@ def _start(
     from headstart.loop import EngineLoop
     from headstart.models.runner import TorchRunner
 
-    runner = TorchRunner(model.model, engine_config.fuse)
+    wide = engine_config.wide_weights if engine_config.wide_weights is not None else config.method != "none"
+    runner = TorchRunner(model.model, engine_config.fuse, wide)
     share = 0.2 if config.method == "draft_model" else 0.0  # of the KV memory, for the draft's own
     memory = engine_config.kv_memory or _free_memory(runner.device)
     slots = engine_config.max_num_seqs * (model.max_len + config.nodes)

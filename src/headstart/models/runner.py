@@ -17,14 +17,14 @@ from headstart.models.lean import lean
 class TorchRunner:
     """`forward(batch)` and `move(source, target)` over one model and its KV tensors, on CPU or GPU."""
 
-    def __init__(self, model: Any, fuse: bool = True) -> None:
+    def __init__(self, model: Any, fuse: bool = True, wide: bool = False) -> None:
         self.model = model.eval()
         self.device = next(model.parameters()).device
         self.dtype = next(model.parameters()).dtype
         self.text_config = self.model.config.get_text_config()
         self.vocab_size = int(self.model.get_output_embeddings().weight.shape[0])
         self.shapes = probe(self.model, self.text_config.num_hidden_layers)
-        self.lean = lean(self.model) if fuse else None
+        self.lean = lean(self.model, wide) if fuse else None
         self.keys: list[torch.Tensor] = []
         self.values: list[torch.Tensor] = []
 
@@ -35,8 +35,9 @@ class TorchRunner:
 
     @property
     def weight_bytes(self) -> int:
+        """What is held for the model, a second copy for several rows included."""
         seen = {p.data_ptr(): p.numel() * p.element_size() for p in self.model.parameters()}
-        return sum(seen.values())
+        return sum(seen.values()) + sum(p.extra_bytes for p in (self.lean.products if self.lean else ()))
 
     def allocate(self, num_slots: int) -> None:
         """Make the KV tensors, zeroed: a masked slot must not hold NaN."""
