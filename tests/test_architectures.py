@@ -5,7 +5,10 @@ from __future__ import annotations
 import functools
 
 import pytest
+import torch
 
+from headstart.models import lean
+from headstart.models.runner import TorchRunner
 from tests import tiny
 from tests.harness import assert_same, engine, generate, request, run
 
@@ -51,6 +54,25 @@ def test_greedy_equals_generate(name: str, how: str) -> None:
         assert accepted > 0, "the drafts were never right: this test would prove nothing"
     for x in [r, *batch]:
         assert x.stats.tokens == len(x.output) and x.stats.accepted <= x.stats.drafted
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2"])
+def test_wide_weights_say_the_same(name: str, monkeypatch) -> None:
+    """The second copy of the weights, in oneDNN's order, where torch has it."""
+    weight = torch.randn(8, 8)
+    if not lean.wide_pays(weight, tries=1) and not torch.backends.mkldnn.is_available():
+        pytest.skip("this torch has no oneDNN")
+    monkeypatch.setattr(lean, "wide_pays", lambda weight: True)
+    wide = engine(TorchRunner(tiny.model(name), wide=True), SPECULATIVE["ngram"])
+    assert (
+        wide.runner.lean.head.packed is not None
+        and wide.runner.weight_bytes > 1.5 * TorchRunner(tiny.model(name)).weight_bytes
+    )
+    prompts = tiny.prompts(8)
+    outs = run(wide, [request(p, max_tokens=LENGTH) for p in prompts])
+    stock = tiny.model(name)
+    for prompt, ours, theirs in zip(prompts, outs, wanted(name), strict=True):
+        assert_same(stock, prompt, ours, theirs)
 
 
 @pytest.mark.parametrize("name", ["llama", "mistral+window", "qwen2", "qwen3"])

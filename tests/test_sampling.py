@@ -362,10 +362,13 @@ def test_half_precision_logits_are_widened():
 @pytest.mark.parametrize(
     "params", [{"top_k": 4}, {"top_k": 8}, {"top_p": 0.3}, {"top_p": 0.95}, {"top_k": 6, "top_p": 0.8}]
 )
+@pytest.mark.parametrize("steps", [0, 1, 4])
 def test_the_short_list_keeps_the_same_tokens_as_the_whole_sort(
-    monkeypatch: pytest.MonkeyPatch, params: dict[str, Any]
+    monkeypatch: pytest.MonkeyPatch, params: dict[str, Any], steps: int
 ):
+    """Also where many logits are equal (rounded to `steps` parts of one), inside the list and across its end."""
     x = logits(40, seed=3)
+    x = (x * steps).round() / steps if steps else x
     rows = [Row(request(seed=i, **params)) for i in range(40)]
     monkeypatch.setattr(sampling, "SHORTLIST", V)
     whole, tokens = log_probabilities(x, rows), choose(x, rows)
