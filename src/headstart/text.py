@@ -24,11 +24,8 @@ class TextStream:
         grown = self._decode(self._tokens[self._start :])
         if grown.endswith("\ufffd"):  # a character is unfinished; a stop may stand before it all the same
             whole = grown[len(known) :].rstrip("\ufffd")
-            return (
-                may_stop
-                and any(s in (self.text + whole)[-len(s) - len(whole) :] for s in self._stop)
-                and self._append(whole)
-            )
+            done = any(s in self.text[max(0, len(self.text) - len(s) + 1) :] + whole for s in self._stop)
+            return may_stop and done and self._append(whole)
         if len(grown) <= len(known):
             return False
         return self._append(grown[len(known) :], may_stop)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from headstart.errors import ConfigError, ModelError, nearest
 from headstart.models import builtin, files, gguf
-from headstart.progress import status
+from headstart.progress import note, status
 
 if TYPE_CHECKING:
     import torch
@@ -95,11 +95,18 @@ def pick_dtype(dtype: str, device: torch.device) -> torch.dtype:
     if dtype == "auto":
         if device.type == "cuda":
             return torch.bfloat16 if torch.cuda.get_device_capability(device) >= (8, 0) else torch.float16
-        fast_bf16 = torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
-        return torch.bfloat16 if fast_bf16 else torch.float32
+        return torch.bfloat16 if _cpu_has_bf16() else torch.float32
     if dtype not in DTYPES:
         raise ConfigError(f"dtype={dtype!r} is not known.{nearest(dtype, (*DTYPES, 'auto'))}")
+    if device.type == "cpu" and dtype != "float32" and not _cpu_has_bf16():
+        note(f"This CPU has no arithmetic for {dtype}: float32 would be several times faster.")
     return getattr(torch, dtype)
+
+
+def _cpu_has_bf16() -> bool:
+    import torch
+
+    return torch.backends.mkldnn.is_available() and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def load(
