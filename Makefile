@@ -24,8 +24,8 @@ demo: setup ## Race plain decoding against speculation, live (fetches a model of
 	$(BIN)/headstart demo
 
 test: export OMP_NUM_THREADS = 1
-test: setup lint ## Lint, then all tests, on one thread
-	$(BIN)/python -m pytest
+test: setup lint ## Lint, then all tests, in two processes of one thread
+	$(BIN)/python -m pytest -n 2
 
 lint: setup ## ruff and mypy
 	$(BIN)/ruff check src tests benchmarks

@@ -92,6 +92,9 @@ class SpeculativeConfig:
                 isinstance(self.suffix_factor, (int, float)) and 0 < self.suffix_factor < 1e6,
                 "a positive number",
             ),
+            *((n, _text_or_none(getattr(self, n)), "a path") for n in ("suffix_cache", "suffix_corpus")),
+            *((n, _text_or_none(getattr(self, n)), "a name") for n in ("draft_dtype", "draft_device")),
+            ("options", isinstance(self.options, Mapping), "an object"),
             ("draft_sample_method", self.draft_sample_method in ("greedy", "probabilistic"), "greedy or probabilistic"),
             ("vocab_mapping", self.vocab_mapping in ("auto", "token", "string"), "auto, token or string"),
             ("verification", self.verification in VERIFICATIONS, "walk or rejection"),
@@ -103,6 +106,10 @@ class SpeculativeConfig:
         if self.num_draft_nodes is not None:
             return self.num_draft_nodes
         return self.num_speculative_tokens * (4 if self.tree and self.method == "draft_model" else 1)
+
+
+def _text_or_none(value: Any) -> bool:
+    return value is None or (isinstance(value, str) and bool(value))
 
 
 # Names from elsewhere -> ours. docs/options.md shows this table; a test keeps the two together.
@@ -160,6 +167,7 @@ OWN_OPTIONS = {  # options that only some methods read
         "draft_max_model_len", "draft_sample_method", "vocab_mapping",
     ),
 }  # fmt: skip
+TREE_OPTIONS = ("top_k", "max_branches", "p_split")
 LATER = ("eagle", "eagle3", "medusa", "mlp_speculator", "mtp", "dflash", "dspark")
 
 
@@ -202,11 +210,16 @@ def _idle_options(config: SpeculativeConfig, given: Mapping[str, Any]) -> list[s
     if config.method not in OWN_OPTIONS:
         return []
     others = {o: m for m, names in OWN_OPTIONS.items() for o in names if o not in OWN_OPTIONS[config.method]}
-    return [
-        f"speculative option {name!r} has no effect with method {config.method!r}; it is for {others[name]!r}."
+    said = [
+        f"speculative option {name!r} matters only to requests that choose {others[name]!r}; the method is {config.method!r}."
         for name in given
         if name in others
     ]
+    if config.method == "draft_model" and not config.tree:
+        said += [f"speculative option {n!r} has no effect without 'tree'." for n in TREE_OPTIONS if n in given]
+    if config.method == "draft_model" and config.verification == "rejection" and "min_draft_tokens" in given:
+        said.append("speculative option 'min_draft_tokens' does not apply to drafts that are drawn for rejection.")
+    return said
 
 
 def _from_text(text: str) -> Any:

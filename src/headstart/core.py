@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -177,6 +177,11 @@ class Stats:
         book = self.by_drafter.setdefault(name, [0, 0])
         book[0] += num_drafted
         book[1] += num_accepted
+
+    def copy(self) -> Stats:
+        """As they are now; the engine goes on counting in its own."""
+        books = {name: list(book) for name, book in self.by_drafter.items()}
+        return replace(self, accepted_by_position=list(self.accepted_by_position), by_drafter=books)
 
     def to_dict(self) -> dict[str, Any]:
         plain = {f.name: getattr(self, f.name) for f in fields(self)}

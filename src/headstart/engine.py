@@ -37,6 +37,7 @@ from headstart.progress import note
 from headstart.scheduler import Plan, Planned, Scheduler
 from headstart.text import TextStream
 
+TAIL = 5  # prompt tokens that the text of the first new one may depend on
 Decode = Callable[[Sequence[int], bool], str]
 
 
@@ -64,6 +65,23 @@ class Drafted:
     names: list[str]
     logq: list[torch.Tensor | None]
     views: list[tuple[str, View, list[int]]]  # who drafted for which parts
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where one part's rows stand among the logits: `span` rows of known tokens, the last of them the root, then nodes."""
+
+    first: int
+    span: int
+    root: int
+
+
+class StepFailed(Exception):
+    """A step broke; these requests were in it. The cause is chained."""
+
+    def __init__(self, requests: list[Request]) -> None:
+        super().__init__(f"a step with {len(requests)} requests failed")
+        self.requests = requests
 
 
 class Engine:
@@ -106,6 +124,7 @@ class Engine:
                 lambda ids: self.decode(ids, p.skip_special_tokens),  # type: ignore[misc]
                 p.stop,
                 p.include_stop_str_in_output,
+                request.prompt[-TAIL:],
             )
         self.scheduler.add(request)
 
@@ -140,14 +159,12 @@ class Engine:
                 drafter.close()
             except Exception as error:
                 note(f"Drafter {name!r} could not close: {error}")
+        self.drafters.clear()
+        self.runner.keys, self.runner.values = [], []
 
     @property
     def idle(self) -> bool:
         return self.scheduler.idle
-
-    def text_of(self, request: Request) -> str:
-        stream = self._texts.get(request.id)
-        return stream.text if stream else ""
 
     # ------------------------------------------------------------------ the step
     def step(self) -> list[tuple[Request, Chunk]]:
@@ -156,18 +173,25 @@ class Engine:
         plan = self.scheduler.plan()
         if not plan.parts:
             return []
+        try:
+            return self._step(plan, clock)
+        except Exception as error:
+            for part in plan.parts:  # pages that this step promised may not hold what they say
+                self.pool.forget(part.request.id, part.request.computed)
+            raise StepFailed([p.request for p in plan.parts]) from error
+
+    def _step(self, plan: Plan, clock: Clock) -> list[tuple[Request, Chunk]]:
         self._give_budgets(plan)
         clock.lap("host")
         drafted = self._draft(plan)
         clock.lap("draft")
-        batch = self._pack(plan, drafted.trees)
+        batch, places = self._pack(plan, drafted.trees)
         clock.lap("host")
-        forward = self._forward(plan, batch)
+        forward = self.runner.forward(batch)
         clock.lap("target")
-        rows = self._result_rows(plan, drafted.trees)
-        verdicts = self._verify(plan, drafted, forward, rows)
+        verdicts = self._verify(plan, drafted, forward, places)
         clock.lap("verify")
-        chunks = self._commit(plan, drafted, verdicts, forward, rows)
+        chunks = self._commit(plan, drafted, verdicts, forward, places)
         clock.lap("host")
         self._account(plan, verdicts, clock, len(batch.tokens))
         return chunks
@@ -233,7 +257,8 @@ class Engine:
         if len(trees) != len(members):
             return self._drop_drafter(name, requests, f"gave {len(trees)} trees for {len(members)} requests")
         for i, r, grown in zip(members, view.requests, trees, strict=True):
-            if (wrong := tree.check(grown, self.runner.vocab_size)) is not None:
+            wrong = tree.check(grown, self.runner.vocab_size) or _check_logq(grown, logq, self.runner.vocab_size)
+            if wrong is not None:
                 self._drop_drafter(name, [r.request] if r.request else [], f"gave no tree: {wrong}")
                 continue
             out.trees[i] = tree.prune(grown, r.budget, r.max_depth)
@@ -264,12 +289,13 @@ class Engine:
         return request.speculation.verification or self.speculative.verification
 
     # ------------------------------------------------------------------ target forward
-    def _pack(self, plan: Plan, trees: list[Tree]) -> Batch:
-        """Prefill pieces and trees in one row of tokens."""
+    def _pack(self, plan: Plan, trees: list[Tree]) -> tuple[Batch, list[Place]]:
+        """Prefill pieces and trees in one row of tokens; and where each part's logits will stand."""
         tokens: list[int] = []
         positions: list[int] = []
         rows: list[int] = []
         segments: list[Segment] = []
+        places: list[Place] = []
         grown = iter(trees)
         for part in plan.parts:
             r, start = part.request, len(tokens)
@@ -280,43 +306,21 @@ class Engine:
             positions += [base + d - 1 for d in tree.depths(draft.parents)]
             slots = self.pool.slots(r.id, base + len(draft))
             segments.append(Segment(start, len(tokens), r.computed, slots, _parents(part.piece, draft)))
-            if self._wants_prompt(r):
-                rows += range(start, len(tokens))
-            elif part.ready:
-                rows += range(start + part.piece - 1, len(tokens))
-        return Batch(np.array(tokens, np.int64), np.array(positions, np.int64), segments, np.array(rows, np.int64))
+            span = part.piece if self._wants_prompt(r) else int(part.ready)  # rows of known tokens that are asked
+            places.append(Place(len(rows), span, len(rows) + span - 1))
+            rows += range(start + part.piece - span, len(tokens))
+        batch = Batch(np.array(tokens, np.int64), np.array(positions, np.int64), segments, np.array(rows, np.int64))
+        return batch, places
 
     @staticmethod
     def _wants_prompt(request: Request) -> bool:
         """This step's rows also tell log p of prompt tokens."""
         return request.params.prompt_logprobs is not None and request.computed < len(request.prompt)
 
-    def _result_rows(self, plan: Plan, trees: list[Tree]) -> list[tuple[int, int]]:
-        """For each part: its first row among the logits, and the row of its last known token."""
-        out, at, grown = [], 0, iter(trees)
-        for part in plan.parts:
-            draft = next(grown) if part.ready else Tree()
-            extra = part.piece - 1 if self._wants_prompt(part.request) else 0
-            out.append((at, at + extra))
-            if part.ready:
-                at += extra + 1 + len(draft)
-            elif self._wants_prompt(part.request):
-                at += part.piece
-        return out
-
-    def _forward(self, plan: Plan, batch: Batch) -> Forward:
-        """A failed forward leaves no half-written page findable."""
-        try:
-            return self.runner.forward(batch)
-        except Exception:
-            for part in plan.parts:
-                self.pool.forget(part.request.id, part.request.computed)
-            raise
-
     # ------------------------------------------------------------------ verify
-    def _verify(self, plan: Plan, drafted: Drafted, forward: Forward, rows: list[tuple[int, int]]) -> list[Verdict]:
+    def _verify(self, plan: Plan, drafted: Drafted, forward: Forward, places: list[Place]) -> list[Verdict]:
         """One verdict for each ready part."""
-        roots = [root for part, (_, root) in zip(plan.parts, rows, strict=True) if part.ready]
+        roots = [place.root for part, place in zip(plan.parts, places, strict=True) if part.ready]
         walking: list[tuple[int, int]] = []
         lines: list[sampling.Row] = []
         index: list[int] = []
@@ -350,18 +354,18 @@ class Engine:
         drafted: Drafted,
         verdicts: list[Verdict],
         forward: Forward,
-        rows: list[tuple[int, int]],
+        places: list[Place],
     ) -> list[tuple[Request, Chunk]]:
         """Tokens join the requests, accepted KV moves up, drafters hear the verdict, text goes out."""
         chunks, moves, ready = [], [], iter(zip(drafted.trees, verdicts, drafted.names, strict=True))
-        for part, (first, root) in zip(plan.parts, rows, strict=True):
+        for part, place in zip(plan.parts, places, strict=True):
             if self._wants_prompt(part.request):
-                self._prompt_logprobs(part, forward.logits[first : first + part.piece])
+                self._prompt_logprobs(part, forward.logits[place.first : place.first + place.span])
             if not part.ready:
                 part.request.computed += part.piece
                 continue
             draft, verdict, name = next(ready)
-            chunk = self._emit(part.request, draft, verdict, name, forward.logits, root)
+            chunk = self._emit(part.request, draft, verdict, name, forward.logits, place.root)
             moves.append(self._settle(part.request, verdict, len(chunk.token_ids)))
             chunks.append((part.request, chunk))
         if moves:
@@ -406,7 +410,7 @@ class Engine:
             request.logprobs += sampling.logprobs(logits[at], new, request.params.logprobs)
         drafted = [i < len(verdict.accepted) for i in range(kept)]
         text = self._new_text(request)
-        return Chunk(text, new, drafted, 0, request.finish_reason, request.stop_reason, request.stats)
+        return Chunk(text, new, drafted, 0, request.finish_reason, request.stop_reason, request.stats.copy())
 
     def _ends(self, request: Request, token: int) -> bool:
         """Does this token end the text? Says why on the request."""
@@ -443,6 +447,7 @@ class Engine:
         now = time.perf_counter()
         request.stats.time_total = now - request.arrived if request.arrived else 0.0
         self._failed_drafts.discard(request.id)
+        self._texts.pop(request.id, None)
         view = self._views.pop(request.id, None)
         for name, drafter in self.drafters.items():
             try:
@@ -450,10 +455,6 @@ class Engine:
                     drafter.release(view)
             except Exception as error:
                 self._drop_drafter(name, [], f"failed on a release: {error!r}")
-
-    def forget_text(self, request: Request) -> None:
-        """The reader has taken everything."""
-        self._texts.pop(request.id, None)
 
     def _account(self, plan: Plan, verdicts: list[Verdict], clock: Clock, num_tokens: int) -> None:
         laps = clock.laps
@@ -474,6 +475,21 @@ class Engine:
         assert held <= {r.id for r in self.scheduler.running}, "a table without a running request"
         for r in self.scheduler.running:
             assert r.computed < len(r.tokens) and len(self.pool.tables[r.id].slots) >= r.computed
+
+
+def _check_logq(draft: Tree, logq: torch.Tensor | None, vocab_size: int) -> str | None:
+    """Why these distributions cannot serve for rejection, or None."""
+    if logq is None or draft.logq_rows is None:
+        return None
+    if logq.ndim != 2 or logq.shape[1] != vocab_size:
+        return f"its distributions have the shape {tuple(logq.shape)}, not (rows, {vocab_size})"
+    if max(draft.logq_rows, default=0) >= len(logq):
+        return f"a node was drawn from row {max(draft.logq_rows)} of {len(logq)}"
+    if any(len({draft.logq_rows[c] for c in siblings}) > 1 for siblings in tree.children(draft.parents).values()):
+        return "siblings were drawn from different distributions"
+    if bool(logq[sorted(set(draft.logq_rows))].isnan().any()):
+        return "its distributions hold NaN"
+    return None
 
 
 def _parents(piece: int, draft: Tree) -> np.ndarray | None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import atexit
-import os
 import queue
 import secrets
 import time
 import weakref
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -65,13 +64,20 @@ class LLM:
 
         if config.method != "none":
             find(config)  # an unknown method is said before a model is loaded
+        if draft is not None and config.method != "draft_model":
+            raise ConfigError("draft= was given, but the method is not draft_model.")
         if isinstance(model, (str, Path)):
             model = load(model, device, dtype, max_model_len, trust_remote_code)
+        elif (device, dtype, max_model_len, trust_remote_code) != ("auto", "auto", None, False):
+            raise ConfigError(
+                "device, dtype, max_model_len and trust_remote_code are for loading; this model is loaded."
+            )
+        if config.method == "draft_model" and draft is None:  # before the KV pools take what memory is free
+            draft = _load_draft(config, device, trust_remote_code)
         self.model = model
         self.tokenizer = model.tokenizer
         self._loop = _start(model, config, engine_config, device, draft)
-        self._close = weakref.finalize(self, self._loop.close)
-        atexit.register(self._close)
+        self._close = weakref.finalize(self, self._loop.close)  # also when the interpreter ends
 
     @property
     def engine(self) -> Any:
@@ -80,7 +86,6 @@ class LLM:
     def close(self) -> None:
         """Stop the engine and free what it holds."""
         self._close()
-        atexit.unregister(self._close)
 
     def __enter__(self) -> LLM:
         return self
@@ -118,9 +123,10 @@ class LLM:
     ) -> Output:
         """One answer, without blocking the event loop. Cancelling the task cancels the request."""
         job = self._job(prompt, params, speculative)
-        async for _ in self._listen(job):
-            pass
-        return job.output(self.engine)
+        async with aclosing(self._listen(job)) as chunks:
+            async for _ in chunks:
+                pass
+        return job.output()
 
     async def achat(
         self, messages: Messages, params: SamplingParams | None = None, *, speculative: Any = None
@@ -145,10 +151,11 @@ class LLM:
         self, prompt: Prompt, params: SamplingParams | None = None, *, speculative: Any = None
     ) -> AsyncIterator[Chunk]:
         job = self._job(prompt, params, speculative)
-        async for chunk in self._listen(job):
-            yield chunk
+        async with aclosing(self._listen(job)) as chunks:
+            async for chunk in chunks:
+                yield chunk
 
-    async def _listen(self, job: _Job) -> AsyncIterator[Chunk]:
+    async def _listen(self, job: _Job) -> AsyncGenerator[Chunk, None]:
         loop = asyncio.get_running_loop()
         inbox: asyncio.Queue[tuple[Request, Chunk | BaseException]] = asyncio.Queue()
         self._loop.submit(job.requests, lambda r, c: loop.call_soon_threadsafe(inbox.put_nowait, (r, c)))
@@ -177,7 +184,7 @@ class LLM:
         finally:
             for job in jobs:
                 self._cancel(job)
-        return [job.output(self.engine) for job in jobs]
+        return [job.output() for job in jobs]
 
     def _cancel(self, job: _Job) -> None:
         left = [r for r in job.requests if r.finish_reason is None]
@@ -196,7 +203,9 @@ class LLM:
         """One prompt becomes n requests that differ in their seeds."""
         from headstart.noise import derive_seed
 
-        params = params or SamplingParams()
+        params = SamplingParams() if params is None else params
+        if not isinstance(params, SamplingParams):
+            raise BadInput(f"params should be SamplingParams(...), not {type(params).__name__}.")
         own = parse_request_speculation(speculative)
         text, ids = self._encode(prompt)
         seed = secrets.randbits(62) if params.seed is None else params.seed
@@ -211,15 +220,15 @@ class LLM:
         ]
         return _Job(text, requests)
 
-    def _encode(self, prompt: Prompt) -> tuple[str | None, list[int]]:
+    def _encode(self, prompt: Any) -> tuple[str | None, list[int]]:
         if isinstance(prompt, str):
             return prompt, self._need_tokenizer().encode(prompt)
-        items = list(prompt)
+        items = prompt.tolist() if hasattr(prompt, "tolist") else list(prompt)
         if items and isinstance(items[0], Mapping):
-            return None, self._need_tokenizer().chat([dict(m) for m in items])  # type: ignore[call-overload]
+            return None, self._need_tokenizer().chat([dict(m) for m in items])
         if not all(isinstance(t, int) or hasattr(t, "__index__") for t in items):
             raise BadInput("A prompt should be a text, a list of token ids, or a list of messages.")
-        return None, [int(t) for t in items]  # type: ignore[call-overload]
+        return None, [int(t) for t in items]
 
     def _need_tokenizer(self) -> Any:
         if self.tokenizer is None:
@@ -265,7 +274,7 @@ class _Job:
             self._texts[i], r.output, r.finish_reason, r.stop_reason, r.seed, r.stats, r.logprobs if asked else None
         )
 
-    def output(self, engine: Any) -> Output:
+    def output(self) -> Output:
         first = self.requests[0]
         asked = first.params.prompt_logprobs is not None
         completions = [self._completion(i) for i in range(len(self.requests))]
@@ -283,17 +292,26 @@ def _as_list(prompts: Any) -> list[Any]:
     """One prompt or many -> many."""
     if isinstance(prompts, str):
         return [prompts]
-    items = list(prompts)
-    if items and (isinstance(items[0], Mapping) or hasattr(items[0], "__index__")):
+    items = prompts.tolist() if hasattr(prompts, "tolist") else list(prompts)
+    if items and isinstance(items[0], (int, Mapping)):
         return [items]
     return items
 
 
 def _conversations(messages: Any) -> list[Any]:
-    items = list(messages)
+    items = [] if isinstance(messages, str) else list(messages)
     if not items:
-        raise BadInput("No message was given.")
+        raise BadInput("chat() takes a list of messages, such as [{'role': 'user', 'content': 'Hello'}].")
     return [items] if isinstance(items[0], Mapping) else items
+
+
+def _load_draft(config: SpeculativeConfig, device: str, trust_remote_code: bool) -> Loaded:
+    from headstart.models.load import load
+
+    if not config.model:
+        raise ConfigError("method 'draft_model' needs a model: {'method': 'draft_model', 'model': 'path or name'}.")
+    where = device if config.draft_device == "auto" else config.draft_device
+    return load(config.model, where, config.draft_dtype, config.draft_max_model_len, trust_remote_code)
 
 
 def _start(
@@ -308,7 +326,7 @@ def _start(
     wide = engine_config.wide_weights if engine_config.wide_weights is not None else config.method != "none"
     runner = TorchRunner(model.model, engine_config.fuse, wide)
     share = 0.2 if config.method == "draft_model" else 0.0  # of the KV memory, for the draft's own
-    memory = engine_config.kv_memory or _free_memory(runner.device)
+    memory = engine_config.kv_memory or _kv_memory(runner.device)
     slots = engine_config.max_num_seqs * (model.max_len + config.nodes)
     pages = int(min(memory * (1 - share) // runner.slot_bytes, slots)) // engine_config.page_size
     if pages < 2:
@@ -324,21 +342,18 @@ def _start(
         engine_config.max_num_seqs,
         int(memory * share) or None,
         engine_config.page_size,
-        {"draft_model": draft} if draft else {},
+        extras={"draft_model": draft} if draft else {},
     )
     decode = None if model.tokenizer is None else model.tokenizer.decode
     return EngineLoop(Engine(runner, engine_config, model.max_len, pages, config, around, decode))
 
 
-def _free_memory(device: Any) -> int:
-    """Bytes that the KV pool may take when nobody says."""
+def _kv_memory(device: Any) -> int:
+    """Bytes that the KV pools may take when nobody says."""
     import torch
+
+    from headstart.models.lean import free_memory
 
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0] * CUDA_SHARE)
-    try:
-        with open("/proc/meminfo") as lines:
-            free = next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable")) << 10
-    except (OSError, StopIteration, ValueError):
-        free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 4 << 30
-    return int(free * CPU_SHARE)
+    return int(free_memory() * CPU_SHARE)

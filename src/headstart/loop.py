@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Sequence
 
 from headstart.core import Chunk, Request
-from headstart.engine import Engine
+from headstart.engine import Engine, StepFailed
 from headstart.errors import RequestFailed
 
 Listener = Callable[[Request, Chunk | BaseException], None]
@@ -54,18 +54,34 @@ class EngineLoop:
 
     # ------------------------------------------------------------------ on the thread
     def _run(self) -> None:
-        while self._next():
-            if self.engine.idle:
-                continue
-            try:
-                chunks = self.engine.step()
-            except Exception as error:
-                self._fail(error)
-                continue
-            for request, chunk in chunks:
-                self._deliver(request, chunk)
-        self._fail(RequestFailed("The LLM was closed while this request ran."))
-        self.engine.close()
+        try:
+            while self._next():
+                self._step()
+            self._fail(None, RequestFailed("The LLM was closed while this request ran."))
+        except Exception as error:  # not a step's: the loop itself broke, and nobody may wait for it
+            self._fail(None, error)
+        finally:
+            self._refuse_inbox()
+            self.engine.close()
+
+    def _step(self) -> None:
+        if self.engine.idle:
+            return
+        try:
+            chunks = self.engine.step()
+        except StepFailed as failure:
+            self._fail(failure.requests, failure.__cause__ or failure)
+            return
+        for request, chunk in chunks:
+            self._deliver(request, chunk)
+
+    def _refuse_inbox(self) -> None:
+        with self._wake:
+            self._closing = True
+            inbox, self._inbox = self._inbox, []
+        for requests, listener in inbox:
+            for request in requests:
+                _tell(listener, request, RequestFailed("This LLM was closed."))
 
     def _next(self) -> bool:
         """Take in what came, sleep when there is nothing; False when it is time to stop."""
@@ -99,16 +115,16 @@ class EngineLoop:
         if not heard:
             self.engine.abort(request)
         if not heard or chunk.finish_reason is not None:
-            self.engine.forget_text(request)
             del self._listeners[request.id]
 
-    def _fail(self, error: Exception) -> None:
-        """A step broke: its requests cannot go on, and are told why."""
-        listeners, self._listeners = self._listeners, {}
-        for request, listener in listeners.values():
+    def _fail(self, requests: Sequence[Request] | None, error: BaseException) -> None:
+        """These requests (None: all) cannot go on, and are told why. The others do not notice."""
+        failed = [r for r, _ in self._listeners.values()] if requests is None else requests
+        for request in failed:
             self.engine.abort(request)
-            self.engine.forget_text(request)
-            _tell(listener, request, error)
+            entry = self._listeners.pop(request.id, None)
+            if entry is not None:
+                _tell(entry[1], request, error)
 
 
 def _tell(listener: Listener, request: Request, event: Chunk | BaseException) -> bool:

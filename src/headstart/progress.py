@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 _quiet = False
 
@@ -17,7 +17,8 @@ def set_quiet(quiet: bool) -> None:
 def note(message: str) -> None:
     """Say something once, to a person."""
     if not _quiet:
-        print(message, file=sys.stderr, flush=True)
+        with suppress(OSError, ValueError):  # standard error may be closed
+            print(message, file=sys.stderr, flush=True)
 
 
 @contextmanager

@@ -4,7 +4,7 @@ The token of a row is argmax over v of log p(v) + g(seed, position, v), where p 
 parameter of its request. Temperature 0 is the same rule without noise. Each row stands for one place in a draft tree:
 its context is the request's tokens followed by the path to that node, so penalties inside a block see that block.
 
-Order: bias and bans, penalties, temperature, top-k, top-p, min-p, typical-p (transformers' order).
+Order: bias, penalties, bans, temperature, top-k, top-p, min-p, typical-p (transformers' order).
 """
 
 from __future__ import annotations
@@ -154,7 +154,8 @@ def _banned(row: Row) -> list[int]:
     out = []
     for word in row.request.bad_word_ids:
         head = list(word[:-1])
-        tail = [*row.request.output, *row.path][-len(head) :] if head else []
+        start = max(len(row.request.prompt), len(row.request.tokens) - len(head))
+        tail = [*row.request.tokens[start:], *row.path][-len(head) :] if head else []
         if tail == head:
             out.append(word[-1])
     return out

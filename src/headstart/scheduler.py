@@ -20,12 +20,8 @@ class Planned:
 
     request: Request
     piece: int
+    ready: bool  # the step reaches the request's last token: it will choose the next
     budget: int = 0  # draft nodes for which there is KV
-
-    @property
-    def ready(self) -> bool:
-        """The step reaches the request's last token: it will choose the next."""
-        return self.request.computed + self.piece == len(self.request.tokens)
 
 
 @dataclass
@@ -91,8 +87,8 @@ class Scheduler:
         self._attach(request)
         piece = min(len(request.tokens) - request.computed, room)
         while not self.pool.reserve(request.id, request.computed + piece):
-            victim = self.running[-1]
-            self._preempt(victim, plan)
+            victim = self.running[-1]  # never one that is planned already: those are older
+            self._preempt(victim)
             if victim is request:
                 return 0
         return self._take(request, plan, piece)
@@ -123,13 +119,12 @@ class Scheduler:
 
     def _take(self, request: Request, plan: Plan, piece: int) -> int:
         self.pool.seal(request.id, request.tokens, request.computed + piece)
-        plan.parts.append(Planned(request, piece))
+        plan.parts.append(Planned(request, piece, request.computed + piece == len(request.tokens)))
         return piece
 
-    def _preempt(self, victim: Request, plan: Plan) -> None:
+    def _preempt(self, victim: Request) -> None:
         """Set a request aside: its KV goes, its tokens stay, it comes back first."""
         self.running.remove(victim)
-        plan.parts = [p for p in plan.parts if p.request is not victim]
         self.pool.close(victim.id)
         victim.computed = 0
         victim.stats.preemptions += 1

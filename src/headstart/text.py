@@ -8,10 +8,17 @@ from collections.abc import Callable, Sequence
 class TextStream:
     """One request's text. Feed it tokens in order; it says what is safe to show and when a stop string is complete."""
 
-    def __init__(self, decode: Callable[[Sequence[int]], str], stop: Sequence[str] = (), include_stop: bool = False):
+    def __init__(
+        self,
+        decode: Callable[[Sequence[int]], str],
+        stop: Sequence[str] = (),
+        include_stop: bool = False,
+        before: Sequence[int] = (),
+    ) -> None:
+        """`before`: the last tokens of the prompt, so that a first token keeps its leading space."""
         self._decode, self._stop, self._include_stop = decode, tuple(stop), include_stop
-        self._tokens: list[int] = []
-        self._start = self._read = 0  # text of tokens[start:read] is known; what follows it is new
+        self._tokens: list[int] = list(before)
+        self._start, self._read = 0, len(self._tokens)  # text of tokens[start:read] is known; what follows it is new
         self.text = ""  # all of it, up to a stop
         self._shown = 0
         self._finished = False

@@ -88,7 +88,7 @@ def demo(
         _print_json(races, params, engine.model, config, load)
     else:
         _close(races, config.method, may_differ)
-    if not may_differ and not all(r.identical for r in races):
+    if not may_differ and not all(r.identical or r.near_tie for r in races):
         raise typer.Exit(1)
 
 
@@ -162,14 +162,10 @@ def verdict(races: list[Race], may_differ: bool) -> list[str]:
 
 
 def _why(race: Race) -> str:
-    from headstart.cli.race import NEAR_TIE
-
     if race.margin is None:
         return ""
     apart = f" (the model sees the two tokens {race.margin:.2g} apart in log p"
-    return apart + (
-        ": a near-tie that rounding can swap)" if race.margin < NEAR_TIE else ": more than rounding explains)"
-    )
+    return apart + (": a near-tie that rounding can swap)" if race.near_tie else ": more than rounding explains)")
 
 
 def _print_json(

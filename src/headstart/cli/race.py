@@ -15,7 +15,11 @@ if TYPE_CHECKING:
     from headstart.llm import LLM
 
 PLAIN = {"enabled": False}
-NEAR_TIE = 1e-2  # in log p: rounding alone can swap tokens that are closer
+NEAR_TIE = {
+    "float32": 1e-2,
+    "float16": 5e-2,
+    "bfloat16": 0.25,
+}  # in log p: rounding alone can swap tokens that are closer
 
 
 @dataclass
@@ -69,6 +73,7 @@ class Race:
     plain: Lane
     speculative: Lane
     margin: float | None = None  # log p between the two tokens where the texts part
+    near_tie: bool = False  # rounding alone explains the difference
 
     @property
     def ratio(self) -> float:
@@ -98,6 +103,7 @@ class Race:
             "identical": self.identical,
             "first_difference": self.first_difference,
             "margin": self.margin,
+            "near_tie": self.near_tie,
         }
 
 
@@ -116,6 +122,8 @@ def run(llm: LLM, race: Race, params: SamplingParams, changed: Callable[[], None
         _run_lane(llm, race.prompt_ids, params, lane, speculative, changed)
     if not race.identical and params.greedy:
         race.margin = _margin(llm, race)
+        limit = NEAR_TIE.get(str(llm.engine.runner.model.dtype).removeprefix("torch."), NEAR_TIE["bfloat16"])
+        race.near_tie = race.margin is not None and race.margin < limit
 
 
 def _run_lane(

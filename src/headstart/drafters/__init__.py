@@ -39,7 +39,7 @@ class Surroundings:
     max_num_seqs: int = 32
     kv_memory: int | None = None
     page_size: int = 16
-    extras: dict[str, Any] = field(default_factory=dict)  # e.g. a draft model already in memory
+    extras: dict[str, Any] = field(default_factory=dict)  # "draft_model": a loaded one
 
 
 class Drafter:
@@ -88,7 +88,10 @@ def build(config: SpeculativeConfig, around: Surroundings) -> Drafter | None:
     """The drafter that this config names; None for `none`."""
     if config.method == "none":
         return None
-    return find(config)(config, around)
+    drafter = find(config)(config, around)
+    if drafter.needs.hidden_layers:
+        raise ConfigError(f"{config.method!r} asks for hidden states of the target, which are not handed out yet.")
+    return drafter
 
 
 def find(config: SpeculativeConfig) -> Factory:

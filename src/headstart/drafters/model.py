@@ -25,7 +25,7 @@ from headstart.drafters import Drafter, Needs, Surroundings
 from headstart.errors import ConfigError
 from headstart.kv import KVPool
 from headstart.models import vocab
-from headstart.models.load import Loaded, load
+from headstart.models.load import Loaded
 from headstart.models.runner import TorchRunner
 from headstart.noise import derive_seed
 from headstart.progress import note
@@ -77,17 +77,13 @@ class ModelDrafter(Drafter):
         self.pool = KVPool(self._num_pages(), around.page_size)
         self.runner.allocate(self.pool.num_slots)
         self._memory: dict[str, Memory] = {}
-        self.top_k = config.top_k or (4 if config.tree else 1)
+        self.top_k = (config.top_k or 4) if config.tree else 1
         self.width = config.max_branches if config.tree else 1
 
     def _load(self) -> Loaded:
         if (given := self.around.extras.get("draft_model")) is not None:
             return given
-        c = self.config
-        if not c.model:
-            raise ConfigError("method 'draft_model' needs a model: {'method': 'draft_model', 'model': 'path or name'}.")
-        device = self.around.device if c.draft_device == "auto" else c.draft_device
-        return load(c.model, device, c.draft_dtype, c.draft_max_model_len)
+        raise ConfigError("method 'draft_model' needs a model: {'method': 'draft_model', 'model': 'path or name'}.")
 
     def _map(self, loaded: Loaded) -> vocab.VocabMap:
         if self.around.tokenizer is None:
@@ -110,7 +106,16 @@ class ModelDrafter(Drafter):
     # -------------------------------------------------------------- the contract
     @torch.inference_mode()
     def propose(self, view: View) -> Draft:
-        growths = [g for r in view.requests if (g := self._begin(r)) is not None]
+        try:
+            growths = [g for r in view.requests if (g := self._begin(r)) is not None]
+            return self._grow(view, growths)
+        except Exception:
+            for r in view.requests:  # pages that were promised may not hold what they say
+                self.pool.forget(r.id, 0)
+                self.release(r)
+            raise
+
+    def _grow(self, view: View, growths: list[Growth]) -> Draft:
         self._catch_up(growths)
         logq: list[torch.Tensor] = []
         for level in itertools.count(1):
@@ -120,7 +125,7 @@ class ModelDrafter(Drafter):
             self._branch(active, logq)
             self._expand([g for g in active if g.frontier and level < g.depth])
         for g in growths:
-            self._remember(g)
+            self._memory[g.view.id].growth = g
         done = {g.view.id: self._finish(g) for g in growths}
         trees = [done.get(r.id, Tree()) for r in view.requests]
         return Draft.of(trees, torch.cat(logq) if logq else None)
@@ -291,7 +296,7 @@ class ModelDrafter(Drafter):
                 self._add_node(g, token, parent, base * q, first_row + i if logq is not None else None)
                 fresh.append(len(g.tree) - 1)
         fresh.sort(key=lambda n: -g.values[n])
-        ends = g.rule.stop_ids
+        ends = self.tokenizer.eos_ids if self.map.kind == vocab.STRING else g.rule.stop_ids
         g.frontier = [n for n in fresh if g.tree.tokens[n] not in ends][: self.width]
         if len(g.expanded) + len(g.frontier) > self._room(g.depth, g.view.budget):
             g.frontier = []
@@ -327,9 +332,6 @@ class ModelDrafter(Drafter):
         logits = self._forward(tokens, positions, segments, list(range(len(tokens))))
         for g, segment in zip(growths, segments, strict=True):
             g.logits = logits[segment.start : segment.stop]
-
-    def _remember(self, g: Growth) -> None:
-        self._memory[g.view.id].growth = g
 
     def _finish(self, g: Growth) -> Tree:
         """The tree that goes to the target."""

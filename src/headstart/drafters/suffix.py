@@ -251,6 +251,8 @@ class SuffixDrafter(Drafter):
 
     def prefill(self, path: Path) -> None:
         """Fill the past with a text file, paragraph by paragraph."""
+        if self.around.tokenizer is None:
+            raise ConfigError("suffix_corpus needs a tokenizer, and this model was given without one.")
         try:
             text = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:

@@ -19,6 +19,15 @@ from headstart.core import Batch, Segment
 from headstart.tree import ancestor_mask
 
 NAME = "headstart"
+HARMLESS = {
+    "dropout",
+    "is_causal",
+    "position_ids",
+    "use_cache",
+    "output_attentions",
+    "output_hidden_states",
+    "head_mask",
+}
 FOLD_LIMIT = 32  # up to so many new tokens, query heads that share a key head are folded into the query length
 
 
@@ -229,11 +238,14 @@ def transformers_attention(
     sliding_window: int | None = None,
     softcap: float | None = None,
     s_aux: torch.Tensor | None = None,
-    **_: object,
+    **more: object,
 ) -> tuple[torch.Tensor, None]:
     """The signature that transformers calls."""
     layer = int(module.layer_idx)  # type: ignore[arg-type]
     if isinstance(context, Probe):
+        unknown = sorted(k for k, v in more.items() if v is not None and v is not False and k not in HARMLESS)
+        if attention_mask is not None or unknown:
+            raise ValueError(f"its attention asks for {', '.join(unknown) or 'a mask of its own'}")
         context.layers[layer] = LayerShape(key.shape[1], key.shape[3], value.shape[3], key.dtype)
         return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3]), None
     assert context is not None, "this model was prepared for Headstart's runner; call it through the runner"

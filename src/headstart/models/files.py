@@ -113,4 +113,7 @@ def _shards(folder: Path) -> list[Path]:
             f"{folder} has its weights only in .bin or .pt files, which are Python pickles and can run code when loaded. "
             "Save the model once as safetensors on a machine that you trust (model.save_pretrained does)."
         )
-    raise ModelError(f"{folder} holds no weights: no *.safetensors file was found.")
+    raise ModelError(
+        f"{folder} holds no weights that can be read: no *.safetensors file was found. Of a hub repository, weights in .bin "
+        "(pickles) and GGUF files are not fetched; a GGUF file can be named by its path."
+    )

@@ -46,7 +46,7 @@ def check(path: Path) -> None:
 
 
 def fingerprint(path: Path) -> str:
-    """Tells two GGUF files apart without reading all of them: size, first and last megabyte."""
+    """Tells two GGUF files apart without reading all of them: size, first and last megabyte (a cut file is another)."""
     digest = hashlib.blake2b(str(path.stat().st_size).encode(), digest_size=8)
     with path.open("rb") as stream:
         digest.update(stream.read(1 << 20))
@@ -57,10 +57,10 @@ def fingerprint(path: Path) -> str:
 
 def converted(path: Path) -> Path:
     """A transformers folder with this file's weights in float32 and its tokenizer; made on first use."""
-    check(path)
     folder = cache_dir() / "converted" / f"{path.stem}-{fingerprint(path)}"
     if (folder / "config.json").is_file():
         return folder
+    check(path)
     with status(f"Converting {path.name} once (dequantised to float32, kept in {folder.parent})"):
         _convert(path, folder)
     return folder

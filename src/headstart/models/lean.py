@@ -10,6 +10,7 @@ uses the plain weights, several rows the reordered ones. Whether it pays is meas
 
 from __future__ import annotations
 
+import os
 import statistics
 import time
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from headstart.models.attention import Context, attend
+from headstart.progress import note
 
 FAMILY = ("llama", "mistral", "qwen2", "qwen3")
 
@@ -136,9 +138,27 @@ def lean(model: Any, wide: bool = False) -> LeanModel | None:
     out = LeanModel(model)
     _own(model, out)
     if wide and wide_pays(out.blocks[0].gate_up.weight):
-        for product in out.products:
-            product.pack()
+        _pack_all(out)
     return out
+
+
+def free_memory() -> int:
+    """Bytes of main memory that can be had now."""
+    try:
+        with open("/proc/meminfo") as lines:
+            return next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable")) << 10
+    except (OSError, StopIteration, ValueError):
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2 if hasattr(os, "sysconf") else 4 << 30
+
+
+def _pack_all(model: LeanModel) -> None:
+    """The second copy, unless it would take more than a quarter of the free memory."""
+    size = sum(p.weight.numel() * p.weight.element_size() for p in model.products)
+    if size > free_memory() // 4:
+        note(f"No second copy of the weights ({size >> 20} MB) for several rows: memory is short, so drafts cost more.")
+        return
+    for product in model.products:
+        product.pack()
 
 
 @torch.inference_mode()

@@ -64,7 +64,7 @@ def _from_hub(repo: str) -> Path:
 
     patterns = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "tokenizer*"]
     try:
-        return Path(snapshot_download(repo, allow_patterns=patterns))
+        return Path(snapshot_download(repo, allow_patterns=patterns, ignore_patterns=["consolidated*", "original/*"]))
     except LocalEntryNotFoundError as error:
         why = "HF_HUB_OFFLINE is set" if os.environ.get("HF_HUB_OFFLINE") else "the hub cannot be reached"
         raise ModelError(f"{repo} is not in the local hub cache and {why}.") from error
@@ -74,24 +74,25 @@ def _from_hub(repo: str) -> Path:
         raise ModelError(f"{repo} could not be fetched from the hub: {error}.") from error
 
 
-def pick_device(device: str = "auto") -> torch.device:
+def pick_device(device: str | torch.device = "auto") -> torch.device:
     import torch
 
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         chosen = torch.device(device)
-    except RuntimeError as error:
+    except (RuntimeError, TypeError) as error:
         raise ConfigError(f"device={device!r} is not a device: use auto, cpu, cuda or cuda:0.") from error
     if chosen.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError(f"device={device!r}, but torch sees no CUDA device here: use cpu or auto.")
     return chosen
 
 
-def pick_dtype(dtype: str, device: torch.device) -> torch.dtype:
+def pick_dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtype:
     """`auto`: bfloat16 where the device computes in it, float16 on older GPUs, float32 on CPUs without bfloat16."""
     import torch
 
+    dtype = str(dtype).removeprefix("torch.")
     if dtype == "auto":
         if device.type == "cuda":
             return torch.bfloat16 if torch.cuda.get_device_capability(device) >= (8, 0) else torch.float16
@@ -111,8 +112,8 @@ def _cpu_has_bf16() -> bool:
 
 def load(
     name: str | Path,
-    device: str = "auto",
-    dtype: str = "auto",
+    device: str | torch.device = "auto",
+    dtype: str | torch.dtype = "auto",
     max_len: int | None = None,
     trust_remote_code: bool = False,
 ) -> Loaded:
@@ -129,11 +130,31 @@ def load(
 
 def wrap(name: str, model: Any, tokenizer: Tokenizer, max_len: int | None = None) -> Loaded:
     """Give a transformers model that is already in memory the form that the engine takes."""
-    limit = getattr(model.config.get_text_config(), "max_position_embeddings", None) or 1 << 20
-    if max_len is not None and max_len > limit:
-        raise ConfigError(f"max_model_len={max_len}, but {name} was made for at most {limit} positions.")
+    limit = _position_limit(name, model.config.get_text_config())
+    if max_len is not None and not 2 <= max_len <= limit:
+        raise ConfigError(f"max_model_len={max_len} is not usable: {name} takes from 2 to at most {limit} positions.")
     vocab = int(model.get_output_embeddings().weight.shape[0])
     return Loaded(name, model, tokenizer, eos_ids(model, tokenizer), max_len or limit, vocab)
+
+
+def _position_limit(name: str, config: Any) -> int:
+    """Positions that the model serves the same way whoever shares the forward.
+
+    RoPE of the kinds `longrope` and `dynamic` changes all angles once any position of the call passes the original length:
+    a long neighbour would change a short request's text. So these models stay within that length.
+    """
+    limit = getattr(config, "max_position_embeddings", None) or 1 << 20
+    found = getattr(config, "rope_parameters", None) or {}
+    for rope in (found, *(v for v in found.values() if isinstance(v, dict))):
+        original = rope.get("original_max_position_embeddings") or getattr(
+            config, "original_max_position_embeddings", None
+        )
+        if rope.get("rope_type") in ("longrope", "dynamic") and original and original < limit:
+            note(
+                f"{name}: {original} positions instead of {limit}, since its {rope['rope_type']} RoPE depends on the batch."
+            )
+            limit = original
+    return limit
 
 
 def eos_ids(model: Any, tokenizer: Tokenizer) -> frozenset[int]:
@@ -178,7 +199,7 @@ def _load_model(folder: Path, device: torch.device, dtype: torch.dtype, trust_re
 def refuse_recurrent(config: Any) -> None:
     """Say before loading what the probe would find after it."""
     types = set(getattr(config.get_text_config(), "layer_types", None) or [])
-    stateful = sorted(t for t in types if not t.endswith("attention") or t == "linear_attention")
+    stateful = sorted(types - {"full_attention", "sliding_attention"})
     named = config.model_type in (
         "mamba",
         "mamba2",
@@ -191,6 +212,6 @@ def refuse_recurrent(config: Any) -> None:
     )
     if stateful or named:
         raise ModelError(
-            f"{config.model_type} has recurrent layers ({', '.join(stateful) or config.model_type}): their state cannot be "
-            "rolled back after a rejected draft, so Headstart does not run it. Choose a model with attention in each layer."
+            f"{config.model_type} has layers that Headstart cannot run ({', '.join(stateful) or 'recurrent'}): recurrent "
+            "state cannot be rolled back after a rejected draft. Choose a model with full or sliding attention in each layer."
         )
