@@ -22,6 +22,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -99,7 +100,7 @@ def _until(tokens: list[int], ends: set[int]) -> list[int]:
 
 def headstart_way(llm: LLM, max_tokens: int, method: str, together: bool, books: dict[str, Any]) -> Way:
     params = SamplingParams(temperature=0.0, max_tokens=max_tokens)
-    own = {"enabled": False} if method == "none" else {"method": method}
+    own = None if method == "none" else {"method": method}
 
     def run(prompts: list[list[int]]) -> list[list[int]]:
         groups = [prompts] if together else [[p] for p in prompts]
@@ -147,21 +148,25 @@ def main() -> None:
         args.out.write_text(json.dumps(report, indent=1))
 
 
-def build(args: argparse.Namespace) -> tuple[LLM, Any, Any, Loaded]:
+def build(args: argparse.Namespace) -> tuple[LLM, LLM, Any, Any, Loaded]:
+    """A plain engine as `LLM(model)` makes it, a speculating one, and transformers, all over the same weights."""
     target = load(args.model)
     stock = shared_copy(target.model)
+    plain = LLM(replace(target, model=shared_copy(target.model)), share_prefixes=False)
     draft = load(args.draft) if args.draft else None
     stock_draft = shared_copy(draft.model) if draft else None
     spec = {"method": "draft_model" if draft else "ngram", "num_speculative_tokens": args.k, "suffix_max_requests": 0}
-    llm = LLM(target, speculative=spec, share_prefixes=False, draft=draft, max_model_len=None)
-    return llm, stock, stock_draft, target
+    llm = LLM(target, speculative=spec, share_prefixes=False, draft=draft)
+    return plain, llm, stock, stock_draft, target
 
 
-def ways(args: argparse.Namespace, llm: LLM, stock: Any, stock_draft: Any, books: dict[str, Any]) -> dict[str, Way]:
+def ways(
+    args: argparse.Namespace, plain: LLM, llm: LLM, stock: Any, stock_draft: Any, books: dict[str, Any]
+) -> dict[str, Way]:
     n = args.max_tokens
 
-    def ours(name: str, method: str, together: bool = False) -> Way:
-        return headstart_way(llm, n, method, together, books.setdefault(name, {}))
+    def ours(name: str, method: str) -> Way:
+        return headstart_way(plain if method == "none" else llm, n, method, False, books.setdefault(name, {}))
 
     single: dict[str, Way] = {
         "transformers generate": transformers_way(stock, n),
@@ -179,7 +184,7 @@ def ways(args: argparse.Namespace, llm: LLM, stock: Any, stock_draft: Any, books
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
-    llm, stock, stock_draft, target = build(args)
+    plain, llm, stock, stock_draft, target = build(args)
     books: dict[str, Any] = {}
     encode = lambda text: target.tokenizer.chat([{"role": "user", "content": text}])  # noqa: E731
     kinds = {kind: [encode(t) for t in texts[: args.prompts]] for kind, texts in PROMPTS.items()}
@@ -187,17 +192,22 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     jobs: list[tuple[str, str, Way, list[list[int]]]] = []
     for kind, prompts in kinds.items():
         kind_books: dict[str, Any] = books.setdefault(kind, {})
-        jobs += [(kind, n, w, prompts) for n, w in ways(args, llm, stock, stock_draft, kind_books).items()]
+        jobs += [(kind, n, w, prompts) for n, w in ways(args, plain, llm, stock, stock_draft, kind_books).items()]
     if not args.no_batch:
         pad = min(target.eos_ids)
         own = books.setdefault("batch 8", {})
         jobs.append(("batch 8", "transformers generate", transformers_batch(stock, args.max_tokens, pad), batch))
-        for name, method in (("headstart plain", "none"), ("headstart ngram", "ngram")):
-            way = headstart_way(llm, args.max_tokens, method, True, own.setdefault(name, {}))
+        methods = {"headstart plain": "none", "headstart ngram": "ngram", "headstart suffix": "suffix"}
+        if stock_draft is not None:
+            methods["headstart draft model"] = "draft_model"
+        for name, method in methods.items():
+            engine = plain if method == "none" else llm
+            way = headstart_way(engine, args.max_tokens, method, True, own.setdefault(name, {}))
             jobs.append(("batch 8", name, way, batch))
-        alone = headstart_way(llm, args.max_tokens, "none", False, own.setdefault("headstart plain, one by one", {}))
+        alone = headstart_way(plain, args.max_tokens, "none", False, own.setdefault("headstart plain, one by one", {}))
         jobs.append(("batch 8", "headstart plain, one by one", alone, batch))
     samples, same = race(jobs, args.rounds)
+    plain.close()
     llm.close()
     return {"provenance": provenance(args), "samples": samples, "same_output": same, "books": books}
 
@@ -254,7 +264,7 @@ def cpu_name() -> str:
 
 
 def show(report: dict[str, Any]) -> None:
-    console = Console()
+    console = Console(width=120)
     for kind, ways in report["samples"].items():
         table = Table(title=f"{kind}: tokens per second, median of rounds")
         for column in ("way", "tok/s", "x generate", "same output", "block efficiency", "draft/target/verify/host"):
@@ -274,9 +284,13 @@ def show(report: dict[str, Any]) -> None:
 def _book(book: dict[str, Any]) -> tuple[str, str]:
     if not book:
         return "", ""
-    parts = [book["time_draft"], book["time_target"], book["time_verify"], book["time_host"]]
-    total = sum(parts)
-    return f"{book['tokens'] / book['steps']:.2f}", " ".join(f"{p / total:.1%}" for p in parts)
+    return f"{book['tokens'] / book['steps']:.2f}", " ".join(f"{p:.1%}" for p in shares(book))
+
+
+def shares(book: dict[str, Any]) -> list[float]:
+    """Draft, target, verify, and all the rest of the time that requests took: planning, committing, text, delivery."""
+    parts = [book["time_draft"], book["time_target"], book["time_verify"]]
+    return [p / book["time_total"] for p in [*parts, book["time_total"] - sum(parts)]]
 
 
 def bars(report: dict[str, Any]) -> list[tuple[str, bool]]:
@@ -289,7 +303,7 @@ def bars(report: dict[str, Any]) -> list[tuple[str, bool]]:
     plain = ratio("free", "headstart plain", "transformers generate")
     lookup = ratio("copy", "headstart ngram", "transformers prompt lookup")
     book = report["books"]["free"]["headstart plain"]
-    host = book["time_host"] / (book["time_host"] + book["time_target"] + book["time_verify"] + book["time_draft"])
+    host = shares(book)[3]
     out = [
         (f"plain decoding, batch 1, is {plain:.2f}x transformers' generate (bar 1.15)", plain >= 1.15),
         (f"ngram on copying is {lookup:.2f}x transformers' prompt lookup (bar 1.5)", lookup >= 1.5),

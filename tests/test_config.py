@@ -15,6 +15,7 @@ from headstart.config import (
     NO_EFFECT,
     OWN_OPTIONS,
     REFUSED,
+    TREE_OPTIONS,
     EngineConfig,
     SpeculativeConfig,
     parse_request_speculation,
@@ -93,6 +94,8 @@ def complaint(value: Any) -> str:
 def test_every_key_of_vllm_and_llama_cpp_is_mapped_noted_or_refused(key: str):
     given, expected = (VLLM | LLAMA_CPP)[key]
     base: dict[str, Any] = {} if key in ("method", "model") else method_that_reads(expected[0])
+    if expected[0] in TREE_OPTIONS:
+        base["tree"] = True
     if expected == "refused":
         assert key in complaint({**base, key: given})
         return
@@ -132,6 +135,13 @@ def test_vllm_json_as_it_is():
 def test_an_option_for_another_method_is_said(method: str, option: str):
     _, notes = parse_speculative({"method": method, option: 1})
     assert any(f"no effect with method {method!r}" in n for n in notes)
+
+
+@pytest.mark.parametrize("option", [{"p_split": 0.3}, {"n_parallel": 2}, {"top_k": 3}])
+def test_an_option_for_trees_is_said_without_one(option: dict[str, Any]):
+    base = {"method": "draft_model", "model": "x"}
+    assert "without 'tree'" in parse_speculative(base | option)[1][0]
+    assert parse_speculative(base | option | {"tree": True})[1] == []
 
 
 def test_an_option_for_a_drafter_of_ones_own_is_not_judged():

@@ -90,9 +90,9 @@ def test_verdict() -> None:
     assert demo.verdict([same], False) == [
         "Both texts are identical on every prompt: 2 tokens compared, with and without speculation."
     ]
-    other.margin = 0.001
+    other.margin, other.near_tie = 0.001, True
     assert "near-tie" in demo.verdict([same, other], False)[0]
-    other.margin = 1.0
+    other.margin, other.near_tie = 1.0, False
     assert "more than rounding explains" in demo.verdict([other], False)[0]
     assert len(demo.verdict([other], True)) == 2
 

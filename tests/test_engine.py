@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from headstart.core import Batch, Request, Segment
+from headstart.core import Batch, Draft, Request, Segment, Tree
+from headstart.drafters import Drafter, register
+from headstart.engine import StepFailed
 from headstart.errors import BadInput, ConfigError
 from headstart.models.runner import TorchRunner
 from tests import tiny
@@ -302,6 +304,23 @@ def test_rejection_is_greedy_at_temperature_zero() -> None:
     assert run(engine(tiny.model(), spec, tiny.noisy()), [request(p) for p in prompts]) == want
 
 
+@pytest.mark.parametrize("fault", ["width", "row", "nan"])
+def test_bad_distributions_of_a_drafter_hurt_nobody(fault: str, capsys) -> None:
+    """Rejection with a drafter whose q cannot be used: its requests go on without drafts."""
+
+    class BadQ(Drafter):
+        def propose(self, view):
+            rows = [0] if fault != "row" else [7]
+            logq = torch.full((1, tiny.VOCAB - (fault == "width")), -5.0 if fault != "nan" else float("nan"))
+            return Draft.of([Tree([5], [-1], rows) for _ in view.requests], logq)
+
+    register(f"bad-{fault}")(BadQ)
+    e = engine(tiny.model(), {"method": f"bad-{fault}", "verification": "rejection"})
+    requests = [request(p, seed=i, **SAMPLED) for i, p in enumerate(tiny.prompts(3))]
+    run(e, requests)
+    assert all(r.finish_reason for r in requests) and "go on without drafts" in capsys.readouterr().err
+
+
 # ------------------------------------------------------------------ bad input
 @pytest.mark.parametrize(
     ("prompt", "params", "words"),
@@ -345,9 +364,10 @@ def test_a_failed_forward_leaves_nothing_behind(monkeypatch) -> None:
     for p in tiny.prompts(4):
         e.add(request(p))
     monkeypatch.setattr(e.runner, "forward", lambda batch: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
+    with pytest.raises(StepFailed) as caught:
         e.step()
-    for r in [*e.scheduler.running]:
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+    for r in caught.value.requests:
         e.abort(r)
     e.check_integrity()
     monkeypatch.undo()

@@ -10,7 +10,7 @@ import threading
 import numpy as np
 import pytest
 
-from headstart import LLM, BadInput, ConfigError, Draft, Drafter, ModelError, SamplingParams, register
+from headstart import LLM, BadInput, ConfigError, Draft, Drafter, ModelError, RequestFailed, SamplingParams, register
 from tests import tiny
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
@@ -196,6 +196,46 @@ def test_bad_prompts(llm, prompt, words) -> None:
     with pytest.raises(BadInput, match=words):
         llm.generate(prompt, GREEDY)
     assert llm.generate(TEXTS[0], GREEDY)[0].text  # nothing is lost
+
+
+def test_mistakes_of_a_caller_are_one_sentence(llm) -> None:
+    with pytest.raises(BadInput, match="takes a list of messages"):
+        llm.chat("hello", GREEDY)
+    with pytest.raises(BadInput, match="should be SamplingParams"):
+        llm.generate(TEXTS[0], {"temperature": 0})
+    with pytest.raises(ConfigError, match="this model is loaded"):
+        LLM(tiny.loaded(), dtype="float16")
+    with pytest.raises(ConfigError, match="not draft_model"):
+        LLM(tiny.loaded(), draft=tiny.loaded())
+    rows = np.array([llm.tokenizer.encode(TEXTS[0])] * 2)
+    assert len({tuple(o.token_ids) for o in llm.generate(rows, GREEDY)}) == 1
+
+
+def test_a_broken_step_fails_its_own_requests_only() -> None:
+    with LLM(tiny.loaded(), max_num_seqs=1, kv_memory=1 << 22) as llm:
+        forward, calls = llm.engine.runner.forward, []
+
+        def once_broken(batch):
+            calls.append(1)
+            return 1 / 0 if len(calls) == 2 else forward(batch)
+
+        llm.engine.runner.forward = once_broken
+        got: dict[int, object] = {}
+
+        def ask(i: int) -> None:
+            try:
+                got[i] = llm.generate(TEXTS[i], GREEDY)[0].token_ids
+            except RequestFailed as error:
+                got[i] = error
+
+        workers = [threading.Thread(target=ask, args=(i,)) for i in range(3)]
+        for w in workers:
+            w.start()
+        for w in workers:
+            w.join()
+        assert sum(isinstance(g, RequestFailed) for g in got.values()) == 1
+        assert sum(isinstance(g, list) for g in got.values()) == 2
+        llm.engine.check_integrity()
 
 
 def test_one_bad_prompt_does_not_leave_the_others_running(llm) -> None:

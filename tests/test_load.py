@@ -35,6 +35,26 @@ def test_a_folder_by_path_and_by_text(folder) -> None:
     assert a.vocab_size == b.vocab_size and a.max_len == 512 and a.eos_ids == {0}
 
 
+def test_rope_that_depends_on_the_batch_is_bounded(folder, tmp_path, capsys) -> None:
+    """dynamic RoPE changes all angles of a call beyond the original length: requests must stay within it."""
+    rope = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 128}
+    made = loading.load(edited(folder, tmp_path, rope_parameters=rope))
+    assert made.max_len == 128 and "depends on the batch" in capsys.readouterr().err
+
+
+def test_a_model_with_a_mask_of_its_own_is_refused() -> None:
+    made = tiny.model()
+    attention = made.model.layers[0].self_attn
+    original = attention.forward
+
+    def masked(hidden_states, attention_mask=None, **more):
+        return original(hidden_states, attention_mask=torch.ones(1, 1, 1, 1), **more)
+
+    attention.forward = masked
+    with pytest.raises(ModelError, match="a mask of its own"):
+        TorchRunner(made)
+
+
 def test_every_eos_id_counts(folder, tmp_path) -> None:
     out = edited(folder, tmp_path)
     (out / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 9]}))

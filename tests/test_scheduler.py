@@ -279,8 +279,8 @@ def test_a_preempted_request_starts_from_nothing_and_keeps_its_text():
     assert a and b and c
     house.step()
     known = list(c.tokens)
-    house.scheduler._preempt(c, Plan())
-    house.scheduler._preempt(b, Plan())
+    house.scheduler._preempt(c)
+    house.scheduler._preempt(b)
     assert list(house.scheduler.waiting) == [b, c] and house.scheduler.running == [a]
     assert [r.computed for r in (a, b, c)] == [3, 0, 0] and c.tokens == known
     assert set(house.pool.tables) == {a.id}

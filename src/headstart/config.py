@@ -211,7 +211,7 @@ def _idle_options(config: SpeculativeConfig, given: Mapping[str, Any]) -> list[s
         return []
     others = {o: m for m, names in OWN_OPTIONS.items() for o in names if o not in OWN_OPTIONS[config.method]}
     said = [
-        f"speculative option {name!r} matters only to requests that choose {others[name]!r}; the method is {config.method!r}."
+        f"speculative option {name!r} has no effect with method {config.method!r}, only with {others[name]!r}."
         for name in given
         if name in others
     ]
