@@ -115,7 +115,7 @@ def headstart_way(llm: LLM, max_tokens: int, method: str, together: bool, books:
                 "time_draft",
                 "time_target",
                 "time_verify",
-                "time_host",
+                "time_total",
             ):
                 books[name] = books.get(name, 0) + getattr(s, name)
         return [o.token_ids for o in outs]
