@@ -41,8 +41,9 @@ def main() -> None:
     llm = LLM(args.model, speculative=args.drafter, kv_memory=args.kv_memory * MB)
     engine = llm.engine
     weights = sum({p.data_ptr(): p.nbytes for p in engine.runner.model.parameters()}.values())
-    for tensor in (*engine.runner.keys, *engine.runner.values):
-        tensor.zero_()
+    with torch.inference_mode():
+        for tensor in (*engine.runner.keys, *engine.runner.values):
+            tensor.zero_()
     full, marks, tenth = resident(), [], args.requests // 10
     for i in track(range(10), "requests", console=Console(stderr=True)):
         prompts = [f"Request {i * tenth + j}: say a number." for j in range(tenth)]
