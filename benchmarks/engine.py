@@ -4,6 +4,7 @@
     python benchmarks/engine.py                                   built-in model: plain, ngram, suffix, batch 1 and 8
     python benchmarks/engine.py --model BIG --draft SMALL         adds a draft model on both sides
     python benchmarks/engine.py --out benchmarks/results/x.json   keeps every sample, with provenance
+    python benchmarks/engine.py --show benchmarks/results/x.json  prints a kept result, as Markdown
 
 Every round runs every way of decoding once over all prompts; the table shows medians over rounds and the ratio to transformers'
 `generate` in the same round. Tokens per second count the whole call, prefill included. Greedy. Prefix sharing and the suffix
@@ -139,7 +140,11 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=3, help="prompts of each kind")
     parser.add_argument("--no-batch", action="store_true")
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--show", type=Path)
     args = parser.parse_args()
+    if args.show:
+        print(markdown(json.loads(args.show.read_text())))
+        return
     torch.set_num_threads(args.threads)
     report = measure(args)
     show(report)
@@ -279,6 +284,23 @@ def show(report: dict[str, Any]) -> None:
     for line, ok in bars(report):
         console.print(("[green]met[/]  " if ok else "[red]not met[/] ") + line)
     console.print(report["provenance"])
+
+
+def markdown(report: dict[str, Any]) -> str:
+    """One row per way, one column per kind of prompt: tokens per second, and the ratio to transformers' generate."""
+    kinds = list(report["samples"])
+    names = list(dict.fromkeys(n for ways in report["samples"].values() for n in ways))
+    lines = ["| tokens per second (x generate) | " + " | ".join(kinds) + " |", "|---|" + "---|" * len(kinds)]
+    for name in names:
+        lines.append(f"| {name} | " + " | ".join(_cell(report["samples"][k], name) for k in kinds) + " |")
+    return "\n".join(lines)
+
+
+def _cell(ways: dict[str, list[float]], name: str) -> str:
+    if name not in ways:
+        return ""
+    ratio = statistics.median(a / b for a, b in zip(ways[name], ways["transformers generate"], strict=True))
+    return f"{statistics.median(ways[name]):.1f} ({ratio:.2f}x)"
 
 
 def _book(book: dict[str, Any]) -> tuple[str, str]:

@@ -97,7 +97,7 @@ def test_text_is_the_targets_own(style, size, kind, temperature, capsys) -> None
         outs = llm.generate(TEXTS, params)
         assert [o.token_ids for o in outs] == want
         assert sum(o.stats.drafted for o in outs) > 0
-        drafter = llm.engine.drafters["draft_model"]
+        drafter = llm.engine.drafting.drafters["draft_model"]
         drafter.pool.check_integrity()
         assert_pages_hold_their_text(drafter)
     assert "another vocabulary" in capsys.readouterr().err

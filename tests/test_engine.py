@@ -184,7 +184,7 @@ def test_cancelling_frees_at_once() -> None:
         e.abort(r)
         e.check_integrity()
     assert e.pool.num_used < used and all(r.finish_reason == "abort" for r in requests[:4])
-    drafter = next(iter(e.drafters.values()))
+    drafter = next(iter(e.drafting.drafters.values()))
     assert set(drafter.pool.tables) <= {r.id for r in requests[4:]}
     drafter.pool.check_integrity()
 
@@ -382,6 +382,6 @@ def test_a_thousand_requests_leave_nothing_behind() -> None:
     prompts = tiny.prompts(50)
     for start in range(0, 1000, 50):
         run(e, [request(p, seed=start, temperature=1.0, max_tokens=3, eos=None) for p in prompts])
-    drafter = e.drafters["suffix"]
+    drafter = e.drafting.drafters["suffix"]
     assert not drafter._own and not drafter._seen and len(drafter.past.texts()) <= 50
-    assert not e._views and not e._failed_drafts and not e.pool.tables
+    assert not e.drafting._views and not e.drafting._without and not e.pool.tables and not e._texts

@@ -29,6 +29,7 @@ ORDER = [
     "drafters",
     "policy",
     "scheduler",
+    "drafting",
     "engine",
     "loop",
     "llm",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -20,20 +20,18 @@ from headstart.core import (
     Chunk,
     Forward,
     Request,
-    RequestView,
     Segment,
     Tree,
     Verdict,
-    View,
 )
-from headstart.drafters import WEIGHTLESS, Drafter, Surroundings, build
-from headstart.errors import BadInput, ConfigError
+from headstart.drafters import Surroundings
+from headstart.drafting import Drafted, Drafting
+from headstart.errors import BadInput
 from headstart.kv import KVPool
 from headstart.models.runner import TorchRunner
 from headstart.noise import Chance, derive_seed
 from headstart.policy import Load, Policy, StepTimes
 from headstart.policy.fixed import FixedPolicy
-from headstart.progress import note
 from headstart.scheduler import Plan, Planned, Scheduler
 from headstart.text import TextStream
 
@@ -55,16 +53,6 @@ class Clock:
         now = time.perf_counter()
         self.laps[name] += now - self._last
         self._last = now
-
-
-@dataclass
-class Drafted:
-    """The drafts of one step: a tree for each ready part, and the distributions that nodes were drawn from."""
-
-    trees: list[Tree]
-    names: list[str]
-    logq: list[torch.Tensor | None]
-    views: list[tuple[str, View, list[int]]]  # who drafted for which parts
 
 
 @dataclass(frozen=True)
@@ -97,26 +85,20 @@ class Engine:
         policy: Policy | None = None,
     ) -> None:
         self.runner, self.config, self.decode = runner, config, decode
-        self.speculative = speculative or SpeculativeConfig()
-        self.around = around or Surroundings(runner.vocab_size)
         self.pool = KVPool(num_pages, config.page_size, config.share_prefixes)
         runner.allocate(self.pool.num_slots)
         self.max_len = min(max_len, self.pool.num_slots - 1)
         self.scheduler = Scheduler(self.pool, config.max_num_seqs, config.max_batch_tokens, self.max_len)
-        self.policy: Policy = policy or FixedPolicy(self.speculative)
-        self.drafters: dict[str, Drafter] = {}
-        if (drafter := build(self.speculative, self.around)) is not None:
-            self.drafters[self.speculative.method] = drafter
+        self.drafting = Drafting(speculative or SpeculativeConfig(), around or Surroundings(runner.vocab_size))
+        self.policy: Policy = policy or FixedPolicy(self.drafting.config)
         self._texts: dict[str, TextStream] = {}
-        self._views: dict[str, RequestView] = {}
-        self._failed_drafts: set[str] = set()  # requests whose drafter broke: they go on without
         self._wait = runner.synchronize if config.profile else None
 
     # ------------------------------------------------------------------ coming and going
     def add(self, request: Request) -> None:
         """Take a request on; says what is wrong with it before anything is allocated."""
         self._check(request)
-        self._drafter_name(request)
+        self.drafting.choose(request)
         request.arrived = request.arrived or time.perf_counter()
         if self.decode is not None:
             p = request.params
@@ -154,12 +136,7 @@ class Engine:
     def close(self) -> None:
         for request in [*self.scheduler.running, *self.scheduler.waiting]:
             self.abort(request)
-        for name, drafter in self.drafters.items():
-            try:
-                drafter.close()
-            except Exception as error:
-                note(f"Drafter {name!r} could not close: {error}")
-        self.drafters.clear()
+        self.drafting.close()
         self.runner.keys, self.runner.values = [], []
 
     @property
@@ -183,7 +160,7 @@ class Engine:
     def _step(self, plan: Plan, clock: Clock) -> list[tuple[Request, Chunk]]:
         self._give_budgets(plan)
         clock.lap("host")
-        drafted = self._draft(plan)
+        drafted = self.drafting.propose(plan.ready, self._depth)
         clock.lap("draft")
         batch, places = self._pack(plan, drafted.trees)
         clock.lap("host")
@@ -204,89 +181,12 @@ class Engine:
         self.scheduler.reserve_drafts(plan, wanted)
 
     def _drafts_for(self, request: Request) -> bool:
-        return self._depth(request) > 0 and self._drafter_name(request) is not None
+        return self._depth(request) > 0 and self.drafting.choose(request) is not None
 
     def _depth(self, request: Request) -> int:
         """Tokens that a draft could contribute before the request's own limits end it."""
         by_length = self.max_len - len(request.tokens) - 1
         return min(request.params.max_tokens - request.num_output - 1, by_length)
-
-    # ------------------------------------------------------------------ draft
-    def _drafter_name(self, request: Request) -> str | None:
-        """Which drafter serves this request; built on first use where it needs no weights."""
-        name = request.speculation.method or self.speculative.method
-        if not request.speculation.enabled or name == "none" or request.id in self._failed_drafts:
-            return None
-        if name not in self.drafters:
-            if name not in WEIGHTLESS:
-                loaded = ", ".join(["none", *WEIGHTLESS, *(d for d in self.drafters if d not in WEIGHTLESS)])
-                raise ConfigError(f"Drafter {name!r} is not loaded in this engine. A request can choose: {loaded}.")
-            self.drafters[name] = build(replace(self.speculative, method=name), self.around)  # type: ignore[assignment]
-        return name
-
-    def _draft(self, plan: Plan) -> Drafted:
-        """Ask each drafter once, for all requests that it serves."""
-        ready = plan.ready
-        out = Drafted([Tree() for _ in ready], [""] * len(ready), [None] * len(ready), [])
-        groups: dict[str, list[int]] = {}
-        for i, part in enumerate(ready):
-            if part.budget and (name := self._drafter_name(part.request)):
-                groups.setdefault(name, []).append(i)
-        for name, members in groups.items():
-            view = View([self._view(ready[i]) for i in members])
-            try:
-                draft = self.drafters[name].propose(view)
-                trees = draft.trees()
-            except Exception as error:
-                self._drop_drafter(name, [ready[i].request for i in members], f"failed: {error!r}")
-                continue
-            self._keep_drafts(out, name, view, members, trees, draft.logq)
-        return out
-
-    def _keep_drafts(
-        self,
-        out: Drafted,
-        name: str,
-        view: View,
-        members: list[int],
-        trees: list[Tree],
-        logq: torch.Tensor | None,
-    ) -> None:
-        """Trees within their budgets; what is no tree is dropped, and said."""
-        requests = [r.request for r in view.requests if r.request is not None]
-        if len(trees) != len(members):
-            return self._drop_drafter(name, requests, f"gave {len(trees)} trees for {len(members)} requests")
-        for i, r, grown in zip(members, view.requests, trees, strict=True):
-            wrong = tree.check(grown, self.runner.vocab_size) or _check_logq(grown, logq, self.runner.vocab_size)
-            if wrong is not None:
-                self._drop_drafter(name, [r.request] if r.request else [], f"gave no tree: {wrong}")
-                continue
-            out.trees[i] = tree.prune(grown, r.budget, r.max_depth)
-            out.names[i], out.logq[i] = name, logq
-        out.views.append((name, view, members))
-        return None
-
-    def _drop_drafter(self, name: str, requests: list[Request], why: str) -> None:
-        note(f"Drafter {name!r} {why}. {len(requests)} request(s) go on without drafts; their text is unaffected.")
-        self._failed_drafts.update(r.id for r in requests)
-
-    def _tell_drafter(self, name: str, view: View, trees: list[Tree], verdicts: list[Verdict]) -> None:
-        try:
-            self.drafters[name].observe(view, trees, verdicts)
-        except Exception as error:
-            requests = [r.request for r in view.requests if r.request is not None]
-            self._drop_drafter(name, requests, f"failed on a verdict: {error!r}")
-
-    def _view(self, part: Planned) -> RequestView:
-        r = part.request
-        view = RequestView(
-            r.id, r.tokens, len(r.prompt), part.budget, self._depth(r), r.params, r.seed, self._verification(r), r
-        )
-        self._views[r.id] = view
-        return view
-
-    def _verification(self, request: Request) -> str:
-        return request.speculation.verification or self.speculative.verification
 
     # ------------------------------------------------------------------ target forward
     def _pack(self, plan: Plan, trees: list[Tree]) -> tuple[Batch, list[Place]]:
@@ -328,7 +228,7 @@ class Engine:
         for i, (part, draft, root) in enumerate(zip(plan.ready, drafted.trees, roots, strict=True)):
             own = [sampling.Row(part.request, p) for p in _paths(draft)]
             where = range(root, root + 1 + len(draft))
-            if self._verification(part.request) == "rejection" and not part.request.params.greedy:
+            if self.drafting.verification(part.request) == "rejection" and not part.request.params.greedy:
                 logp = sampling.log_probabilities(forward.logits[root : root + 1 + len(draft)], own)
                 verdicts[i] = verify.reject(draft, logp, drafted.logq[i], self._chance(part.request))
             else:
@@ -370,8 +270,7 @@ class Engine:
             chunks.append((part.request, chunk))
         if moves:
             self.runner.move(np.concatenate([m[0] for m in moves]), np.concatenate([m[1] for m in moves]))
-        for name, view, members in drafted.views:
-            self._tell_drafter(name, view, [drafted.trees[i] for i in members], [verdicts[i] for i in members])
+        self.drafting.observe(drafted, verdicts)
         for request, chunk in chunks:
             if chunk.finish_reason is not None:
                 self._leave(request)
@@ -446,15 +345,8 @@ class Engine:
         self.scheduler.finish(request)
         now = time.perf_counter()
         request.stats.time_total = now - request.arrived if request.arrived else 0.0
-        self._failed_drafts.discard(request.id)
         self._texts.pop(request.id, None)
-        view = self._views.pop(request.id, None)
-        for name, drafter in self.drafters.items():
-            try:
-                if view is not None:
-                    drafter.release(view)
-            except Exception as error:
-                self._drop_drafter(name, [], f"failed on a release: {error!r}")
+        self.drafting.release(request)
 
     def _account(self, plan: Plan, verdicts: list[Verdict], clock: Clock, num_tokens: int) -> None:
         laps = clock.laps
@@ -475,21 +367,6 @@ class Engine:
         assert held <= {r.id for r in self.scheduler.running}, "a table without a running request"
         for r in self.scheduler.running:
             assert r.computed < len(r.tokens) and len(self.pool.tables[r.id].slots) >= r.computed
-
-
-def _check_logq(draft: Tree, logq: torch.Tensor | None, vocab_size: int) -> str | None:
-    """Why these distributions cannot serve for rejection, or None."""
-    if logq is None or draft.logq_rows is None:
-        return None
-    if logq.ndim != 2 or logq.shape[1] != vocab_size:
-        return f"its distributions have the shape {tuple(logq.shape)}, not (rows, {vocab_size})"
-    if max(draft.logq_rows, default=0) >= len(logq):
-        return f"a node was drawn from row {max(draft.logq_rows)} of {len(logq)}"
-    if any(len({draft.logq_rows[c] for c in siblings}) > 1 for siblings in tree.children(draft.parents).values()):
-        return "siblings were drawn from different distributions"
-    if bool(logq[sorted(set(draft.logq_rows))].isnan().any()):
-        return "its distributions hold NaN"
-    return None
 
 
 def _parents(piece: int, draft: Tree) -> np.ndarray | None:

@@ -1,0 +1,151 @@
+"""The care of drafters: who serves which request, what they may propose, and what happens when one breaks.
+
+A drafter is somebody else's code. Whatever it does, a request's text is unaffected: what is no tree is dropped and
+said, and a drafter that raises leaves its requests to go on without drafts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from headstart import tree
+from headstart.config import SpeculativeConfig
+from headstart.core import Request, RequestView, Tree, Verdict, View
+from headstart.drafters import WEIGHTLESS, Drafter, Surroundings, build
+from headstart.errors import ConfigError
+from headstart.progress import note
+from headstart.scheduler import Planned
+
+
+@dataclass
+class Asked:
+    """One drafter's share of a step: its view, and the numbers of the ready parts that it drafted for."""
+
+    name: str
+    view: View
+    members: list[int]
+
+
+@dataclass
+class Drafted:
+    """The drafts of one step: a tree for each ready part, its drafter, and the distributions that nodes were drawn from."""
+
+    trees: list[Tree]
+    names: list[str]
+    logq: list[torch.Tensor | None]
+    asked: list[Asked] = field(default_factory=list)
+
+
+class Drafting:
+    def __init__(self, config: SpeculativeConfig, around: Surroundings) -> None:
+        self.config, self.around = config, around
+        self.drafters: dict[str, Drafter] = {}
+        if (drafter := build(config, around)) is not None:
+            self.drafters[config.method] = drafter
+        self._views: dict[str, RequestView] = {}
+        self._without: set[str] = set()  # requests whose drafter broke
+
+    def choose(self, request: Request) -> str | None:
+        """Which drafter serves this request; built on first use where it needs no weights."""
+        name = request.speculation.method or self.config.method
+        if not request.speculation.enabled or name == "none" or request.id in self._without:
+            return None
+        if name not in self.drafters:
+            if name not in WEIGHTLESS:
+                loaded = ", ".join(["none", *WEIGHTLESS, *(d for d in self.drafters if d not in WEIGHTLESS)])
+                raise ConfigError(f"Drafter {name!r} is not loaded in this engine. A request can choose: {loaded}.")
+            self.drafters[name] = build(replace(self.config, method=name), self.around)  # type: ignore[assignment]
+        return name
+
+    def verification(self, request: Request) -> str:
+        return request.speculation.verification or self.config.verification
+
+    # ------------------------------------------------------------------ one step
+    def propose(self, ready: Sequence[Planned], depth: Callable[[Request], int]) -> Drafted:
+        """Ask each drafter once, for all requests that it serves."""
+        out = Drafted([Tree() for _ in ready], [""] * len(ready), [None] * len(ready))
+        groups: dict[str, list[int]] = {}
+        for i, part in enumerate(ready):
+            if part.budget and (name := self.choose(part.request)):
+                groups.setdefault(name, []).append(i)
+        for name, members in groups.items():
+            view = View([self._view(ready[i], depth(ready[i].request)) for i in members])
+            self._ask(Asked(name, view, members), out)
+        return out
+
+    def _view(self, part: Planned, depth: int) -> RequestView:
+        r = part.request
+        how = self.verification(r)
+        self._views[r.id] = RequestView(
+            r.id, r.tokens, len(r.prompt), part.budget, depth, r.params, r.seed, how, r
+        )  # fmt: skip
+        return self._views[r.id]
+
+    def _ask(self, asked: Asked, out: Drafted) -> None:
+        """Keep the trees, within their budgets."""
+        requests = asked.view.requests
+        try:
+            draft = self.drafters[asked.name].propose(asked.view)
+            trees = draft.trees()
+        except Exception as error:
+            return self._drop(asked.name, requests, f"failed: {error!r}")
+        if len(trees) != len(requests):
+            return self._drop(asked.name, requests, f"gave {len(trees)} trees for {len(requests)} requests")
+        for i, r, grown in zip(asked.members, requests, trees, strict=True):
+            size = self.around.vocab_size
+            if wrong := tree.check(grown, size) or check_logq(grown, draft.logq, size):
+                self._drop(asked.name, [r], f"gave no tree: {wrong}")
+                continue
+            out.trees[i] = tree.prune(grown, r.budget, r.max_depth)
+            out.names[i], out.logq[i] = asked.name, draft.logq
+        out.asked.append(asked)
+
+    def observe(self, drafted: Drafted, verdicts: Sequence[Verdict]) -> None:
+        """Tell every drafter what became of its drafts."""
+        for asked in drafted.asked:
+            trees = [drafted.trees[i] for i in asked.members]
+            try:
+                self.drafters[asked.name].observe(asked.view, trees, [verdicts[i] for i in asked.members])
+            except Exception as error:
+                self._drop(asked.name, asked.view.requests, f"failed on a verdict: {error!r}")
+
+    # ------------------------------------------------------------------ leaving
+    def release(self, request: Request) -> None:
+        """The request is over."""
+        self._without.discard(request.id)
+        view = self._views.pop(request.id, None)
+        for name, drafter in self.drafters.items() if view is not None else ():
+            try:
+                drafter.release(view)  # type: ignore[arg-type]
+            except Exception as error:
+                self._drop(name, [], f"failed on a release: {error!r}")
+
+    def close(self) -> None:
+        for name, drafter in self.drafters.items():
+            try:
+                drafter.close()
+            except Exception as error:
+                note(f"Drafter {name!r} could not close: {error}")
+        self.drafters.clear()
+
+    def _drop(self, name: str, requests: Sequence[RequestView], why: str) -> None:
+        note(f"Drafter {name!r} {why}. {len(requests)} request(s) go on without drafts; their text is unaffected.")
+        self._without.update(r.id for r in requests)
+
+
+def check_logq(draft: Tree, logq: torch.Tensor | None, vocab_size: int) -> str | None:
+    """Why these distributions cannot serve for rejection, or None."""
+    if logq is None or draft.logq_rows is None:
+        return None
+    if logq.ndim != 2 or logq.shape[1] != vocab_size:
+        return f"its distributions have the shape {tuple(logq.shape)}, not (rows, {vocab_size})"
+    if max(draft.logq_rows, default=0) >= len(logq):
+        return f"a node was drawn from row {max(draft.logq_rows)} of {len(logq)}"
+    if any(len({draft.logq_rows[c] for c in siblings}) > 1 for siblings in tree.children(draft.parents).values()):
+        return "siblings were drawn from different distributions"
+    if bool(logq[sorted(set(draft.logq_rows))].isnan().any()):
+        return "its distributions hold NaN"
+    return None
