@@ -239,6 +239,12 @@ def test_a_mistake_is_one_sentence(folder: str, args: list[str], words: str) -> 
     assert len(result.stderr.splitlines()) == 1
 
 
+@pytest.mark.parametrize(("args", "text"), [(["generate", ""], None), (["generate", "-"], " \n")])
+def test_an_empty_prompt_is_said_before_a_model_is_loaded(args: list[str], text: str | None) -> None:
+    result = CliRunner().invoke(app, [*args, "-m", "/no/such/model"], input=text)
+    assert result.exit_code == 2 and "The prompt is empty" in result.stderr
+
+
 def test_unknown_verb_and_flag() -> None:
     assert "No such command 'generat'" in headstart("generat", code=2).output
     assert "No such option" in headstart("generate", "hi", "--temprature", "1", code=2).output

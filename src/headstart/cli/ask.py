@@ -13,8 +13,13 @@ if TYPE_CHECKING:
 
 def read(prompt: str) -> str:
     """The prompt itself, or standard input for `-` (less the newline that ends it)."""
-    if prompt != "-":
-        return prompt
+    text = prompt if prompt != "-" else _standard_input()
+    if not text.strip():
+        raise BadInput("The prompt is empty: write one, or give - to read it from standard input.")
+    return text
+
+
+def _standard_input() -> str:
     try:
         return sys.stdin.read().removesuffix("\n")
     except UnicodeDecodeError as error:
