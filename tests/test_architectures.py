@@ -59,9 +59,8 @@ def test_greedy_equals_generate(name: str, how: str) -> None:
 @pytest.mark.parametrize("name", ["llama", "qwen2"])
 def test_wide_weights_say_the_same(name: str, monkeypatch) -> None:
     """The second copy of the weights, in oneDNN's order, where torch has it."""
-    weight = torch.randn(8, 8)
-    if not lean.wide_pays(weight, tries=1) and not torch.backends.mkldnn.is_available():
-        pytest.skip("this torch has no oneDNN")
+    if tiny.DEVICE != "cpu" or not torch.backends.mkldnn.is_available():
+        pytest.skip("only for CPUs, and a torch with oneDNN")
     monkeypatch.setattr(lean, "wide_pays", lambda weight: True)
     wide = engine(TorchRunner(tiny.model(name), wide=True), SPECULATIVE["ngram"])
     assert (
