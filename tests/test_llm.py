@@ -85,6 +85,15 @@ def test_n_completions_differ_in_their_seeds(llm) -> None:
     assert tuple(alone[0].token_ids) == texts[2]
 
 
+def test_prompt_logprobs_are_told_once_for_all_completions(llm) -> None:
+    """Only the first of n requests computes the whole prompt for them; the others may share its pages."""
+    params = SamplingParams(n=3, temperature=1.0, max_tokens=2, seed=5, prompt_logprobs=1, ignore_eos=True)
+    job = llm._job(TEXTS[0], params, None)
+    assert [r.params.prompt_logprobs for r in job.requests] == [1, None, None]
+    out = llm.generate(TEXTS[0], params)[0]
+    assert len(out.completions) == 3 and len(out.prompt_logprobs) == len(out.prompt_token_ids)
+
+
 def test_no_seed_is_another_text_each_time_and_tells_its_seed(llm) -> None:
     params = SamplingParams(temperature=1.0, max_tokens=12, ignore_eos=True)
     a, b = llm.generate(TEXTS[0], params)[0], llm.generate(TEXTS[0], params)[0]

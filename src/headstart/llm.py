@@ -212,11 +212,11 @@ class LLM:
         seeds = [seed, *(derive_seed(seed, i) for i in range(1, params.n))]
         bad = tuple(ids for word in params.bad_words for ids in self._spellings(word))
         now = time.perf_counter()
+        first = replace(params, n=1)
+        others = replace(first, prompt_logprobs=None)  # the first one tells the prompt's for all
         requests = [
-            Request(
-                ids, replace(params, n=1), s, eos_ids=self.model.eos_ids, bad_word_ids=bad, speculation=own, arrived=now
-            )
-            for s in seeds
+            Request(ids, p, s, eos_ids=self.model.eos_ids, bad_word_ids=bad, speculation=own, arrived=now)
+            for s, p in zip(seeds, [first] + [others] * (params.n - 1), strict=True)
         ]
         return _Job(text, requests)
 
@@ -352,7 +352,7 @@ def _kv_memory(device: Any) -> int:
     """Bytes that the KV pools may take when nobody says."""
     import torch
 
-    from headstart.models.lean import free_memory
+    from headstart.models.memory import free_memory
 
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0] * CUDA_SHARE)

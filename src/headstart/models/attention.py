@@ -19,7 +19,7 @@ from headstart.core import Batch, Segment
 from headstart.tree import ancestor_mask
 
 NAME = "headstart"
-HARMLESS = {
+HARMLESS = {  # keyword arguments that say nothing about what a row may see
     "dropout",
     "is_causal",
     "position_ids",

@@ -10,7 +10,6 @@ uses the plain weights, several rows the reordered ones. Whether it pays is meas
 
 from __future__ import annotations
 
-import os
 import statistics
 import time
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from headstart.models.attention import Context, attend
+from headstart.models.memory import free_memory
 from headstart.progress import note
 
 FAMILY = ("llama", "mistral", "qwen2", "qwen3")
@@ -140,15 +140,6 @@ def lean(model: Any, wide: bool = False) -> LeanModel | None:
     if wide and wide_pays(out.blocks[0].gate_up.weight):
         _pack_all(out)
     return out
-
-
-def free_memory() -> int:
-    """Bytes of main memory that can be had now."""
-    try:
-        with open("/proc/meminfo") as lines:
-            return next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable")) << 10
-    except (OSError, StopIteration, ValueError):
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2 if hasattr(os, "sysconf") else 4 << 30
 
 
 def _pack_all(model: LeanModel) -> None:
