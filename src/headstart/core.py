@@ -365,6 +365,7 @@ class Batch:
     segments: list[Segment]
     rows: np.ndarray  # (R,) rows whose logits are asked
     hidden_layers: tuple[int, ...] = ()
+    source: np.ndarray | None = None  # (T,) take the token that this row of the last forward chose; -1: it is in `tokens`
 
     @property
     def write_slots(self) -> np.ndarray:

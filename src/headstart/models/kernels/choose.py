@@ -1,0 +1,174 @@
+"""The end of a step on the device: each row's token, the walk down the draft, and accepted keys and values moving up.
+
+The same rules as `sampling` and `verify`, for the requests that these kernels can serve: greedy, or temperature alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from headstart.models.kernels.attention import _slots
+from headstart.models.kernels.launch import early_launch
+
+BLOCK = 4096  # tokens that one program looks at
+
+
+@triton.jit
+def _mix(x):
+    """Scramble 32-bit words held in int64, as `noise` does."""
+    x = x ^ (x >> 16)
+    x = (x * 0x21F0AAAD) & 0xFFFFFFFF
+    x = x ^ (x >> 15)
+    x = (x * 0x735A2D97) & 0xFFFFFFFF
+    return x ^ (x >> 15)
+
+
+@triton.jit
+def _gumbel(key0, key1, token):
+    high = _mix(_mix(token ^ key0) ^ key1)
+    low = _mix(high ^ key0 ^ 0x5BD1E995)
+    w = (high.to(tl.float64) + (low.to(tl.float64) + 0.5) * 2.3283064365386963e-10) * 2.3283064365386963e-10
+    w = tl.minimum(w, 0.9999999999999999)
+    rest = 1.0 - w
+    e = -(tl.log(rest) - ((rest - 1.0) + w) / rest)  # -log1p(-w), with the rounding of 1 - w made good
+    return (-tl.log(e)).to(tl.float32)
+
+
+@triton.jit
+def _choose(
+    logits, rows, temperature, keys, chosen, best, at, arrived, V, KEYS,
+    MAPPED: tl.constexpr, BLOCKS: tl.constexpr, PAD: tl.constexpr, BV: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    """argmax of log p + g over one block of tokens; the last program of a row compares the blocks."""
+    if EARLY:
+        gdc_wait()
+        gdc_launch_dependents()
+    line, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    row = line
+    if MAPPED:
+        row = tl.load(rows + line)
+    token = block * BV + tl.arange(0, BV)
+    score = tl.load(logits + line * V + token, mask=token < V, other=-float("inf")).to(tl.float32)
+    heat = tl.load(temperature + row)
+    if heat > 0:
+        key0 = tl.load(keys + row).to(tl.int64) & 0xFFFFFFFF
+        key1 = tl.load(keys + KEYS + row).to(tl.int64) & 0xFFFFFFFF
+        score = tl.div_rn(score, heat) + _gumbel(key0, key1, token.to(tl.int64))
+        score = tl.where(token < V, score, -float("inf"))
+    top = tl.max(score, 0)
+    first = tl.min(tl.where(score == top, token, V - 1), 0)
+    tl.store(best + line * BLOCKS + block, top)
+    tl.store(at + line * BLOCKS + block, first)
+    tl.debug_barrier()
+    if tl.atomic_add(arrived + line, 1, sem="acq_rel") == BLOCKS - 1:
+        tl.store(arrived + line, 0)
+        each = tl.arange(0, PAD)
+        tops = tl.load(best + line * BLOCKS + each, mask=each < BLOCKS, other=-float("inf"), cache_modifier=".cg")
+        firsts = tl.load(at + line * BLOCKS + each, mask=each < BLOCKS, other=0, cache_modifier=".cg")
+        tl.store(chosen + row, tl.min(tl.where(tops == tl.max(tops, 0), firsts, V - 1), 0))
+
+
+@triton.jit
+def _walk(chosen, tokens, parent, root, nodes, verdict, stride, PAD: tl.constexpr, EARLY: tl.constexpr):
+    """Follow the chosen tokens down the draft: how many nodes were accepted, the bonus, the nodes."""
+    if EARLY:
+        gdc_wait()
+        gdc_launch_dependents()
+    segment = tl.program_id(0).to(tl.int64)
+    begin, size = tl.load(root + segment).to(tl.int64), tl.load(nodes + segment)
+    if size >= 0:
+        node = tl.arange(0, PAD)
+        mine = node < size
+        above = tl.load(parent + begin + 1 + node, mask=mine, other=-1)
+        token = tl.load(tokens + begin + 1 + node, mask=mine, other=-1)
+        here, accepted = 0, 0
+        want = tl.load(chosen + begin)
+        match = tl.min(tl.where(mine & (above == here) & (token == want), node, PAD), 0)
+        while match < PAD:
+            tl.store(verdict + segment * stride + 2 + accepted, match)
+            accepted += 1
+            here = match + 1
+            want = tl.load(chosen + begin + here)
+            match = tl.min(tl.where(mine & (above == here) & (token == want), node, PAD), 0)
+        tl.store(verdict + segment * stride, accepted)
+        tl.store(verdict + segment * stride + 1, want)
+
+
+@triton.jit
+def _move(
+    pool, layer, verdict, stride, context, entries, nodes, table, pages, size,
+    PAGE: tl.constexpr, PAD: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    """Accepted nodes move up behind their context, in order: a node never moves over one that is still to move."""
+    if EARLY:
+        gdc_wait()
+        gdc_launch_dependents()
+    segment, depth = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
+    drafted = tl.load(nodes + segment)
+    if drafted > 0:
+        base = tl.load(context + segment) + tl.load(entries + segment) - drafted
+        begin, count = tl.load(table + segment), tl.load(verdict + segment * stride)
+        col = tl.arange(0, PAD)
+        here = pool + depth * layer + col
+        for k in range(count):
+            node = tl.load(verdict + segment * stride + 2 + k)
+            if node != k:
+                source = _slots(pages, begin, base + node, True, PAGE)
+                target = _slots(pages, begin, base + k, True, PAGE)
+                tl.store(here + target * size, tl.load(here + source * size, mask=col < size), mask=col < size)
+
+
+@dataclass
+class Asks:
+    """What each row asks for, (T,) on the device: temperature (0: greedy), and the two words of its noise."""
+
+    temperature: torch.Tensor
+    keys: torch.Tensor  # (2, T)
+
+
+class Desk:
+    """Room to compare blocks of tokens in, for up to `rows` rows."""
+
+    def __init__(self, rows: int, vocab: int, device: torch.device) -> None:
+        self.blocks = triton.cdiv(vocab, BLOCK)
+        self.best = torch.empty(rows, self.blocks, dtype=torch.float32, device=device)
+        self.at = torch.empty(rows, self.blocks, dtype=torch.int32, device=device)
+        self.arrived = torch.zeros(rows, dtype=torch.int32, device=device)
+
+
+def choose(logits: torch.Tensor, asks: Asks, chosen: torch.Tensor, desk: Desk, rows: torch.Tensor | None = None) -> None:
+    """Line i of the logits chooses the token of row `rows[i]` (of row i without `rows`), into `chosen`."""
+    lines, vocab = logits.shape
+    _choose[(lines, desk.blocks)](
+        logits, chosen if rows is None else rows, asks.temperature, asks.keys, chosen, desk.best, desk.at, desk.arrived,
+        vocab, asks.keys.stride(0), rows is not None, desk.blocks, triton.next_power_of_2(desk.blocks), BLOCK,
+        **early_launch(), num_warps=8,
+    )  # fmt: skip
+
+
+def walk(
+    chosen: torch.Tensor, tokens: torch.Tensor, parent: torch.Tensor, root: torch.Tensor, nodes: torch.Tensor,
+    verdict: torch.Tensor, most: int,
+) -> None:  # fmt: skip
+    """verdict[b] = accepted nodes, bonus, and the nodes; segments with nodes = -1 are left alone. At most `most` nodes."""
+    _walk[(len(root),)](
+        chosen, tokens, parent, root, nodes, verdict, verdict.stride(0), max(2, triton.next_power_of_2(most)),
+        **early_launch(), num_warps=1,
+    )  # fmt: skip
+
+
+def move(
+    pool: torch.Tensor, verdict: torch.Tensor, context: torch.Tensor, entries: torch.Tensor, nodes: torch.Tensor,
+    table: torch.Tensor, pages: torch.Tensor, page_size: int,
+) -> None:  # fmt: skip
+    """Compact the accepted nodes of every segment in all layers of a pool (L, S, heads, dim)."""
+    size = pool.shape[2] * pool.shape[3]
+    _move[(len(nodes), len(pool))](
+        pool, pool.stride(0), verdict, verdict.stride(0), context, entries, nodes, table, pages, size, page_size,
+        triton.next_power_of_2(size), **early_launch(), num_warps=4,
+    )  # fmt: skip

@@ -1,0 +1,22 @@
+"""How kernels are launched on this machine: whether Triton can be used at all, and whether a launch may begin early."""
+
+from __future__ import annotations
+
+import functools
+import os
+from typing import Any
+
+import torch
+
+
+@functools.cache
+def interpreted() -> bool:
+    """Kernels run in Triton's interpreter, on the CPU: for tests."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+@functools.cache
+def early_launch() -> dict[str, Any]:
+    """From Hopper on, a kernel may be set up while the one before it still runs; it waits inside for its data."""
+    early = not interpreted() and torch.cuda.is_available() and torch.cuda.get_device_capability() >= (9, 0)
+    return {"EARLY": early, "launch_pdl": True} if early else {"EARLY": False}

@@ -1,0 +1,170 @@
+"""A batch as one block of int32 numbers: what a forward on the device needs, sent in one copy.
+
+The block's sections have fixed places for a given `Shape`, so that a captured graph finds them again; the pages of all
+segments come last, since their number changes from step to step. Rows and segments that pad a shape belong to nobody.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from headstart.core import Batch, Segment
+
+if TYPE_CHECKING:
+    from headstart.models.kernels.attention import Layout
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The size of a forward: rows, segments, rows of the largest segment, and entries of the largest tree (0: chains only)."""
+
+    rows: int
+    segments: int
+    new: int
+    width: int = 0
+
+    @staticmethod
+    def of(batch: Batch) -> Shape:
+        """The exact size of this batch."""
+        trees = [len(s.parents) for s in batch.segments if s.parents is not None]
+        new = max(s.num_new for s in batch.segments)
+        return Shape(len(batch.tokens), len(batch.segments), new, max(trees, default=0))
+
+    def padded(self) -> Shape:
+        """The bucket that this size falls into."""
+        if self.rows == self.segments and not self.width:
+            rows = step_up(self.rows)
+            return Shape(rows, rows, 1)
+        new = max(8, 1 << (self.new - 1).bit_length())
+        width = max(16, 1 << (self.width - 1).bit_length()) if self.width else 0
+        return Shape(step_up(self.rows), step_up(self.segments), max(new, width), width)
+
+    @property
+    def words(self) -> int:
+        return -(-self.width // 32)
+
+
+def step_up(n: int) -> int:
+    """1, 2, 4, 8, then multiples of 8 up to 64, of 32 up to 256, of 64 beyond: little is padded, few sizes are met."""
+    if n <= 8:
+        return 1 << (n - 1).bit_length()
+    unit = 8 if n <= 64 else 32 if n <= 256 else 64
+    return -(-n // unit) * unit
+
+
+class Sections:
+    """Where each part of the block stands."""
+
+    def __init__(self, shape: Shape) -> None:
+        t, b, w, s = shape.rows, shape.segments, shape.words, shape.width
+        by_row = ("tokens", "source", "positions", "slots", "at", "shared", "temperature", "key0", "key1", "parent")
+        by_segment = ("start", "stop", "context", "entries", "table", "is_tree", "depth_at", "root", "nodes")
+        dims = {name: (t,) for name in by_row} | {name: (b,) for name in by_segment}
+        dims |= {"words": (t, w), "above": (t, s), "depths": (b * s,)}
+        self.places: dict[str, tuple[int, int, tuple[int, ...]]] = {}
+        at = 0
+        for name, dim in dims.items():
+            size = math.prod(dim)
+            self.places[name] = (at, size, dim)
+            at += -(-size // 4) * 4  # 16-byte steps
+        self.pages = at
+
+    def of(self, block: np.ndarray, name: str) -> np.ndarray:
+        at, size, dim = self.places[name]
+        return block[at : at + size].reshape(dim)
+
+    def on_device(self, block: torch.Tensor, name: str) -> torch.Tensor:
+        at, size, dim = self.places[name]
+        return block[at : at + size].view(dim)
+
+
+def layout(block: torch.Tensor, shape: Shape, page_size: int) -> Layout:
+    """The attention's view of a block on the device."""
+    from headstart.models.kernels.attention import Layout
+
+    sections = Sections(shape)
+
+    def get(name: str) -> torch.Tensor:
+        return sections.on_device(block, name)
+
+    return Layout(
+        get("start"), get("stop"), get("context"), get("entries"), get("table"), block[sections.pages :], get("at"),
+        get("positions"), get("shared"), get("slots"), get("is_tree"), get("words"), get("above"), get("depth_at"), get("depths"),
+        page_size, shape.new, shape.width > 0,
+    )  # fmt: skip
+
+
+def size_of(shape: Shape, batch: Batch, page_size: int) -> int:
+    """Numbers that this batch takes in this shape."""
+    return Sections(shape).pages + sum(-(-len(s.slots) // page_size) for s in batch.segments)
+
+
+def fill(block: np.ndarray, shape: Shape, batch: Batch, page_size: int) -> int:
+    """Write a batch into a block; returns how many numbers count."""
+    sections = Sections(shape)
+    block[: sections.pages] = 0
+    t, segments = len(batch.tokens), batch.segments
+
+    def put(name: str, values: np.ndarray | list[int]) -> None:
+        at = sections.places[name][0]
+        block[at : at + len(values)] = values
+
+    put("tokens", batch.tokens)
+    put("positions", batch.positions)
+    sections.of(block, "source")[:] = -1
+    if batch.source is not None:
+        put("source", batch.source)
+    sections.of(block, "slots")[:] = -1
+    put("slots", batch.write_slots)
+    put("start", [s.start for s in segments])
+    put("stop", [s.stop for s in segments])
+    put("context", [s.context for s in segments])
+    put("entries", [len(s.slots) - s.context for s in segments])
+    counts = [-(-len(s.slots) // page_size) for s in segments]
+    tables = np.cumsum([0, *counts[:-1]])
+    put("table", tables)
+    sections.of(block, "at")[:] = -1
+    put("at", tables if t == len(segments) else np.repeat(tables, [s.num_new for s in segments]))
+    put("shared", batch.positions + 1)
+    end = sections.pages + sum(counts)
+    np.floor_divide(
+        np.concatenate([s.slots[::page_size] for s in segments]), page_size, out=block[sections.pages : end],
+        casting="unsafe",
+    )  # fmt: skip
+    if shape.width:
+        _fill_trees(lambda name: sections.of(block, name), shape, segments)
+    return end
+
+
+def _fill_trees(get: Callable[[str], np.ndarray], shape: Shape, segments: list[Segment]) -> None:
+    """Masks, paths and depths of the segments that are trees."""
+    words, above, depths = get("words").view(np.uint32), get("above"), get("depths")
+    for b, segment in enumerate(segments):
+        get("depth_at")[b] = b * shape.width
+        if segment.parents is None:
+            continue
+        get("is_tree")[b] = 1
+        get("shared")[segment.start : segment.stop] = segment.context
+        masks, paths = trace(segment.parents)
+        depths[b * shape.width : b * shape.width + len(paths)] = [len(p) - 1 for p in paths]
+        first = len(paths) - segment.num_new
+        for row, (mask, path) in enumerate(zip(masks[first:], paths[first:], strict=True), segment.start):
+            above[row, : len(path)] = path
+            for i in range(shape.words):
+                words[row, i] = (mask >> (32 * i)) & 0xFFFFFFFF
+
+
+def trace(parents: np.ndarray) -> tuple[list[int], list[list[int]]]:
+    """For each entry of a tree: its path as bits, and as a list from the top down."""
+    masks: list[int] = []
+    paths: list[list[int]] = []
+    for i, p in enumerate(parents.tolist()):
+        masks.append((masks[p] if p >= 0 else 0) | 1 << i)
+        paths.append([*(paths[p] if p >= 0 else ()), i])
+    return masks, paths
