@@ -12,6 +12,7 @@ from headstart.drafters import Surroundings
 from headstart.engine import Engine
 from headstart.models.load import Loaded
 from headstart.models.runner import TorchRunner
+from headstart.models.runners import make_runner
 
 
 def engine(
@@ -19,7 +20,8 @@ def engine(
 ) -> Engine:
     """An engine without tokenizer around a model in memory."""
     spec, _ = parse_speculative(speculative)
-    runner = model if isinstance(model, TorchRunner) else TorchRunner(model, config.pop("fuse", True))
+    how = {name: config.pop(name) for name in ("fuse", "deterministic") if name in config}
+    runner = model if isinstance(model, TorchRunner) else make_runner(model, **how)
     extras = {"draft_model": Loaded("draft", draft, None, frozenset(), 512, 211)} if draft is not None else {}
     around = Surroundings(
         runner.vocab_size, device=str(runner.device), max_num_seqs=8, max_model_len=max_len, page_size=4, extras=extras

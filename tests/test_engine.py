@@ -384,4 +384,4 @@ def test_a_thousand_requests_leave_nothing_behind() -> None:
         run(e, [request(p, seed=start, temperature=1.0, max_tokens=3, eos=None) for p in prompts])
     drafter = e.drafting.drafters["suffix"]
     assert not drafter._own and not drafter._seen and len(drafter.past.texts()) <= 50
-    assert not e.drafting._views and not e.drafting._without and not e.pool.tables and not e._texts
+    assert not e.drafting._views and not e.drafting._without and not e.pool.tables and not e.delivery.streams

@@ -319,6 +319,8 @@ class EngineConfig:
     page_size: int = 16
     share_prefixes: bool = True
     fuse: bool = True  # lean forward for the Llama family
+    kernels: bool = True  # Triton kernels and graphs on GPUs that can
+    deterministic: bool = False  # on a GPU, a row's result does not depend on its neighbours
     wide_weights: bool | None = None  # on CPU, a second copy of the weights for several rows; None: when speculating
     profile: bool = False  # wait for the device after each part of a step
 

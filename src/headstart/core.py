@@ -8,11 +8,12 @@ Shape letters, used in every file:
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -21,6 +22,7 @@ from headstart.errors import BadInput
 if TYPE_CHECKING:
     import torch
 
+PENDING = -1  # stands for a token that the device has chosen and the host does not know yet
 _ids = itertools.count()
 
 
@@ -357,6 +359,15 @@ class Segment:
 
 
 @dataclass
+class Choice:
+    """How each asked row chooses its token, and which segments walk down a draft of how many nodes (their last rows)."""
+
+    temperature: np.ndarray  # (R,) 0: greedy
+    keys: np.ndarray  # (R, 2) words of the row's noise
+    nodes: np.ndarray  # (B,) -1: the segment chooses nothing
+
+
+@dataclass
 class Batch:
     """One forward. Prefill pieces and draft trees look the same here."""
 
@@ -365,7 +376,10 @@ class Batch:
     segments: list[Segment]
     rows: np.ndarray  # (R,) rows whose logits are asked
     hidden_layers: tuple[int, ...] = ()
-    source: np.ndarray | None = None  # (T,) take the token that this row of the last forward chose; -1: it is in `tokens`
+    source: np.ndarray | None = (
+        None  # (T,) take the token that this row of the last forward chose; -1: it is in `tokens`
+    )
+    choice: Choice | None = None  # for runners that choose tokens themselves
 
     @property
     def write_slots(self) -> np.ndarray:
@@ -373,12 +387,30 @@ class Batch:
         return np.concatenate([s.slots[len(s.slots) - s.num_new :] for s in self.segments])
 
 
+class Landing(Protocol):
+    """Verdicts on their way from the device."""
+
+    def verdicts(self) -> list[Verdict | None]:
+        """One for each segment that chose; waits for the device."""
+        ...
+
+
 @dataclass
 class Forward:
-    """What a runner returns: logits (R, V) and the hidden states asked for, each (T, hidden size)."""
+    """What a runner returns: lines of logits, and the hidden states asked for, each (T, hidden size).
 
-    logits: torch.Tensor
+    `rows` says which lines were asked where more were computed. `landing` comes from runners that choose themselves.
+    """
+
+    lines: torch.Tensor
     hidden: dict[int, torch.Tensor] = field(default_factory=dict)
+    rows: np.ndarray | None = None
+    landing: Landing | None = None
+
+    @functools.cached_property
+    def logits(self) -> torch.Tensor:
+        """(R, V)"""
+        return self.lines if self.rows is None else self.lines[self.rows]
 
 
 # ------------------------------------------------------------------ what a user gets

@@ -2,41 +2,35 @@
 
 The engine knows requests, trees and verdicts. It does not know which drafter it has, how a runner computes, or who
 reads the text.
+
+A step is *launched*, and *settled* once its verdicts are known. A runner that chooses tokens itself lets the host go in
+between. Where the next step needs nothing from this one but the chosen tokens, which the device has, it is launched first
+and this one settled while the device works: until then a placeholder stands for each token. Text is made last, also while
+the device works.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 
 from headstart import sampling, tree, verify
 from headstart.config import EngineConfig, SpeculativeConfig
-from headstart.core import (
-    Batch,
-    Chunk,
-    Forward,
-    Request,
-    Segment,
-    Tree,
-    Verdict,
-)
+from headstart.core import PENDING, Batch, Choice, Chunk, Forward, Request, Segment, Tree, Verdict
+from headstart.delivery import Decode, Delivery, Parcel
 from headstart.drafters import Surroundings
 from headstart.drafting import Drafted, Drafting
 from headstart.errors import BadInput
 from headstart.kv import KVPool
 from headstart.models.runner import TorchRunner
-from headstart.noise import Chance, derive_seed
+from headstart.noise import Chance, derive_seed, row_keys
 from headstart.policy import Load, Policy, StepTimes
 from headstart.policy.fixed import FixedPolicy
 from headstart.scheduler import Plan, Planned, Scheduler
-from headstart.text import TextStream
-
-TAIL = 5  # prompt tokens that the text of the first new one may depend on
-Decode = Callable[[Sequence[int], bool], str]
 
 
 class Clock:
@@ -47,12 +41,14 @@ class Clock:
         self._last = self.began
         self.laps = {"host": 0.0, "draft": 0.0, "target": 0.0, "verify": 0.0}
 
-    def lap(self, name: str) -> None:
+    def lap(self, name: str, since: float = 0.0) -> float:
+        """Book the time since the last lap, or since a later moment that is given, under this name. Returns now."""
         if self._wait:
             self._wait()
         now = time.perf_counter()
-        self.laps[name] += now - self._last
+        self.laps[name] += now - max(self._last, since)
         self._last = now
+        return now
 
 
 @dataclass(frozen=True)
@@ -62,6 +58,25 @@ class Place:
     first: int
     span: int
     root: int
+
+
+@dataclass(eq=False)
+class Flight:
+    """A step that was launched and is not settled yet."""
+
+    plan: Plan
+    drafted: Drafted
+    batch: Batch
+    places: list[Place]
+    forward: Forward
+    clock: Clock
+    chosen: list[bool]  # for each ready part: the runner chooses
+    expected: list[Request] = field(default_factory=list)  # went on, on placeholders for this step's tokens
+
+    @property
+    def plain(self) -> bool:
+        """Every ready request gets exactly one token, and the device knows it."""
+        return all(self.chosen) and not any(len(t) for t in self.drafted.trees)
 
 
 class StepFailed(Exception):
@@ -84,14 +99,17 @@ class Engine:
         decode: Decode | None = None,
         policy: Policy | None = None,
     ) -> None:
-        self.runner, self.config, self.decode = runner, config, decode
+        self.runner, self.config = runner, config
         self.pool = KVPool(num_pages, config.page_size, config.share_prefixes)
-        runner.allocate(self.pool.num_slots)
+        runner.allocate(self.pool.num_slots, config.page_size, config.max_batch_tokens, config.max_num_seqs)
         self.max_len = min(max_len, self.pool.num_slots - 1)
         self.scheduler = Scheduler(self.pool, config.max_num_seqs, config.max_batch_tokens, self.max_len)
         self.drafting = Drafting(speculative or SpeculativeConfig(), around or Surroundings(runner.vocab_size))
         self.policy: Policy = policy or FixedPolicy(self.drafting.config)
-        self._texts: dict[str, TextStream] = {}
+        self.delivery = Delivery(decode)
+        self._flight: Flight | None = None
+        self._parcels: list[Parcel] = []  # settled, not delivered yet
+        self._landed = 0.0  # when the last forward was seen to be over
         self._wait = runner.synchronize if config.profile else None
 
     # ------------------------------------------------------------------ coming and going
@@ -100,14 +118,7 @@ class Engine:
         self._check(request)
         self.drafting.choose(request)
         request.arrived = request.arrived or time.perf_counter()
-        if self.decode is not None:
-            p = request.params
-            self._texts[request.id] = TextStream(
-                lambda ids: self.decode(ids, p.skip_special_tokens),  # type: ignore[misc]
-                p.stop,
-                p.include_stop_str_in_output,
-                request.prompt[-TAIL:],
-            )
+        self.delivery.add(request)
         self.scheduler.add(request)
 
     def _check(self, request: Request) -> None:
@@ -124,7 +135,7 @@ class Engine:
         wild = next((t for t in request.params.logit_bias or {} if not 0 <= t < self.runner.vocab_size), None)
         if wild is not None:
             raise BadInput(f"logit_bias names token {wild}, outside the vocabulary of {self.runner.vocab_size}.")
-        if request.params.stop and self.decode is None:
+        if request.params.stop and self.delivery.decode is None:
             raise BadInput("Stop strings need a tokenizer; this engine was given none. Use stop_token_ids.")
 
     def abort(self, request: Request) -> None:
@@ -132,6 +143,7 @@ class Engine:
         if request.finish_reason is None:
             request.finish_reason = "abort"
             self._leave(request)
+            self.delivery.forget(request)
 
     def close(self) -> None:
         for request in [*self.scheduler.running, *self.scheduler.waiting]:
@@ -141,37 +153,94 @@ class Engine:
 
     @property
     def idle(self) -> bool:
-        return self.scheduler.idle
+        return self.scheduler.idle and self._flight is None and not self._parcels
 
     # ------------------------------------------------------------------ the step
     def step(self) -> list[tuple[Request, Chunk]]:
-        """Advance every planned request by one target forward. Returns what is new."""
-        clock = Clock(self._wait)
-        plan = self.scheduler.plan()
-        if not plan.parts:
-            return []
+        """Launch one target forward for every planned request, settle what is known, and return what is new."""
         try:
-            return self._step(plan, clock)
+            if self._flight is not None and not self._can_follow(self._flight):
+                self._settle(self._flight)
+            before, self._flight = self._flight, self._launch(self._flight)
+            if before is not None:
+                self._settle(before)
+            if self._flight is not None and self._flight.forward.landing is None:
+                self._settle(self._flight)
         except Exception as error:
-            for part in plan.parts:  # pages that this step promised may not hold what they say
-                self.pool.forget(part.request.id, part.request.computed)
-            raise StepFailed([p.request for p in plan.parts]) from error
+            raise StepFailed(self._abandon()) from error
+        return self._deliver()
 
-    def _step(self, plan: Plan, clock: Clock) -> list[tuple[Request, Chunk]]:
-        self._give_budgets(plan)
+    def _launch(self, before: Flight | None) -> Flight | None:
+        """Plan, draft, and send one forward on its way; behind `before`, on placeholders, where that is not settled."""
+        clock = Clock(self._wait)
+        if before is not None:
+            self._expect(before)
+        plan = self._plan = self.scheduler.plan()
+        if not plan.parts:
+            return None
+        if before is None:
+            self._give_budgets(plan)
         clock.lap("host")
         drafted = self.drafting.propose(plan.ready, self._depth)
         clock.lap("draft")
         batch, places = self._pack(plan, drafted.trees)
+        chosen = self._choice(plan, drafted, batch, places) if self.runner.chooses else [False] * len(plan.ready)
+        if before is not None:
+            batch.source = _sources(plan, before)
         clock.lap("host")
         forward = self.runner.forward(batch)
         clock.lap("target")
-        verdicts = self._verify(plan, drafted, forward, places)
-        clock.lap("verify")
-        chunks = self._commit(plan, drafted, verdicts, forward, places)
-        clock.lap("host")
-        self._account(plan, verdicts, clock, len(batch.tokens))
-        return chunks
+        return Flight(plan, drafted, batch, places, forward, clock, chosen)
+
+    def _settle(self, flight: Flight) -> None:
+        """Verdicts become tokens; KV, drafters and statistics follow."""
+        if flight is self._flight:
+            self._flight = None
+        for request in flight.expected:
+            _drop_placeholder(request)
+        if flight.forward.landing is not None:
+            flight.forward.landing.verdicts()  # waits for the device
+            self._landed = flight.clock.lap("target", since=self._landed)
+        verdicts = self._verify(flight)
+        flight.clock.lap("verify")
+        self._commit(flight, verdicts)
+        flight.clock.lap("host")
+        self._account(flight, verdicts)
+
+    def _abandon(self) -> list[Request]:
+        """A step broke: whoever had a part in it, or in one that is still on its way, cannot go on."""
+        parts = [*self._plan.parts, *(self._flight.plan.parts if self._flight else [])]
+        self._flight = None
+        for part in parts:  # pages that this step promised may not hold what they say
+            self.pool.forget(part.request.id, part.request.computed)
+        return list({p.request.id: p.request for p in parts}.values())
+
+    def _deliver(self) -> list[tuple[Request, Chunk]]:
+        parcels, self._parcels = self._parcels, []
+        alive = [p for p in parcels if p.request.finish_reason != "abort"]
+        return [(p.request, self.delivery.chunk(p)) for p in alive]
+
+    # ------------------------------------------------------------------ one step behind another
+    def _can_follow(self, flight: Flight) -> bool:
+        """May the next step be launched before this one is settled? Not if it needs to know this one's tokens."""
+        if not flight.plain or self.pool.num_available < len(self.scheduler.running):
+            return False
+        if any(self._wants_prompt(p.request) for p in flight.plan.parts):
+            return False
+        ready = [p.request for p in flight.plan.ready if p.request.finish_reason is None]
+        if not all(sampling.temperature_alone(r) and r.params.logprobs is None for r in ready):
+            return False
+        budgets = self.policy.budget(ready, Load(len(self.scheduler.running), len(self.scheduler.waiting), 0))
+        return not any(b and self._drafts_for(r) for b, r in zip(budgets, ready, strict=True))
+
+    def _expect(self, flight: Flight) -> None:
+        """Go on as if every request had its next token."""
+        for part in flight.plan.parts:
+            if part.request.finish_reason is None:
+                part.request.computed += part.piece
+                if part.ready:
+                    part.request.tokens.append(PENDING)
+                flight.expected.append(part.request)
 
     def _give_budgets(self, plan: Plan) -> None:
         ready = [p.request for p in plan.ready]
@@ -212,29 +281,56 @@ class Engine:
         batch = Batch(np.array(tokens, np.int64), np.array(positions, np.int64), segments, np.array(rows, np.int64))
         return batch, places
 
+    def _choice(self, plan: Plan, drafted: Drafted, batch: Batch, places: list[Place]) -> list[bool]:
+        """Let the runner choose for the requests that it can serve. Returns for which ready parts it will."""
+        nodes = np.full(len(plan.parts), -1, np.int64)
+        temperature, keys = np.zeros(len(batch.rows), np.float32), np.zeros((len(batch.rows), 2), np.int64)
+        chosen: list[bool] = []
+        grown = iter(drafted.trees)
+        for i, (part, place) in enumerate(zip(plan.parts, places, strict=True)):
+            if not part.ready:
+                continue
+            r, draft = part.request, next(grown)
+            chosen.append(sampling.temperature_alone(r) and not self._rejects(r))
+            if chosen[-1]:
+                nodes[i] = len(draft)
+            if chosen[-1] and not r.params.greedy:
+                lines = slice(place.root, place.root + 1 + len(draft))
+                temperature[lines] = r.params.temperature
+                depths = [0, *tree.depths(draft.parents)]
+                keys[lines] = row_keys([r.seed] * len(depths), [len(r.tokens) + d for d in depths])
+        batch.choice = Choice(temperature, keys, nodes)
+        return chosen
+
+    def _rejects(self, request: Request) -> bool:
+        return self.drafting.verification(request) == "rejection" and not request.params.greedy
+
     @staticmethod
     def _wants_prompt(request: Request) -> bool:
         """This step's rows also tell log p of prompt tokens."""
         return request.params.prompt_logprobs is not None and request.computed < len(request.prompt)
 
     # ------------------------------------------------------------------ verify
-    def _verify(self, plan: Plan, drafted: Drafted, forward: Forward, places: list[Place]) -> list[Verdict]:
-        """One verdict for each ready part."""
-        roots = [place.root for part, place in zip(plan.parts, places, strict=True) if part.ready]
+    def _verify(self, flight: Flight) -> list[Verdict]:
+        """One verdict for each ready part: the runner's own where it chose, the others by rejection or a walk here."""
+        landing, forward, drafted = flight.forward.landing, flight.forward, flight.drafted
+        told = landing.verdicts() if landing is not None else [None] * len(flight.places)
+        ready = [(p, x, v) for p, x, v in zip(flight.plan.parts, flight.places, told, strict=True) if p.ready]
         walking: list[tuple[int, int]] = []
         lines: list[sampling.Row] = []
         index: list[int] = []
-        verdicts: list[Verdict | None] = [None] * len(roots)
-        for i, (part, draft, root) in enumerate(zip(plan.ready, drafted.trees, roots, strict=True)):
-            own = [sampling.Row(part.request, p) for p in _paths(draft)]
-            where = range(root, root + 1 + len(draft))
-            if self.drafting.verification(part.request) == "rejection" and not part.request.params.greedy:
+        verdicts: list[Verdict | None] = [v for _, _, v in ready]
+        for i, ((part, place, verdict), draft) in enumerate(zip(ready, drafted.trees, strict=True)):
+            if verdict is not None:
+                continue
+            own, root = [sampling.Row(part.request, p) for p in _paths(draft)], place.root
+            if self._rejects(part.request):
                 logp = sampling.log_probabilities(forward.logits[root : root + 1 + len(draft)], own)
                 verdicts[i] = verify.reject(draft, logp, drafted.logq[i], self._chance(part.request))
             else:
                 walking.append((i, len(lines)))
                 lines += own
-                index += where
+                index += range(root, root + 1 + len(draft))
         if walking:
             logits = forward.logits if len(index) == len(forward.logits) else forward.logits[index]
             choices = sampling.choose(logits, lines)
@@ -248,35 +344,33 @@ class Engine:
         return Chance(derive_seed(request.seed, "verify"), len(request.tokens))
 
     # ------------------------------------------------------------------ commit
-    def _commit(
-        self,
-        plan: Plan,
-        drafted: Drafted,
-        verdicts: list[Verdict],
-        forward: Forward,
-        places: list[Place],
-    ) -> list[tuple[Request, Chunk]]:
-        """Tokens join the requests, accepted KV moves up, drafters hear the verdict, text goes out."""
-        chunks, moves, ready = [], [], iter(zip(drafted.trees, verdicts, drafted.names, strict=True))
-        for part, place in zip(plan.parts, places, strict=True):
-            if self._wants_prompt(part.request):
-                self._prompt_logprobs(part, forward.logits[place.first : place.first + place.span])
-            if not part.ready:
-                part.request.computed += part.piece
+    def _commit(self, flight: Flight, verdicts: list[Verdict]) -> None:
+        """Tokens join the requests, accepted KV moves up, drafters hear the verdict."""
+        drafted, forward, moves = flight.drafted, flight.forward, []
+        ready = iter(zip(drafted.trees, verdicts, drafted.names, flight.chosen, strict=True))
+        went_on = {r.id for r in flight.expected}
+        for part, place in zip(flight.plan.parts, flight.places, strict=True):
+            draft, verdict, name, chosen = next(ready) if part.ready else (Tree(), Verdict([], 0), "", True)
+            r = part.request
+            if r.finish_reason is not None:  # it ended while this step was on its way
                 continue
-            draft, verdict, name = next(ready)
-            chunk = self._emit(part.request, draft, verdict, name, forward.logits, place.root)
-            moves.append(self._settle(part.request, verdict, len(chunk.token_ids)))
-            chunks.append((part.request, chunk))
+            if self._wants_prompt(r):
+                self._prompt_logprobs(part, forward.logits[place.first : place.first + place.span])
+            if part.ready:
+                parcel = self._emit(r, draft, verdict, name, forward, place.root)
+                moved = self._keep(r, verdict, len(parcel.tokens))
+                moves += [] if chosen else [moved]
+                self._parcels.append(parcel)
+            elif r.id not in went_on:
+                r.computed += part.piece
         if moves:
             self.runner.move(np.concatenate([m[0] for m in moves]), np.concatenate([m[1] for m in moves]))
         self.drafting.observe(drafted, verdicts)
-        for request, chunk in chunks:
-            if chunk.finish_reason is not None:
-                self._leave(request)
-        return chunks
+        for part in flight.plan.ready:
+            if part.request.finish_reason is not None and part.request.id in self.pool.tables:
+                self._leave(part.request)
 
-    def _settle(self, request: Request, verdict: Verdict, num_new: int) -> tuple[np.ndarray, np.ndarray]:
+    def _keep(self, request: Request, verdict: Verdict, num_new: int) -> tuple[np.ndarray, np.ndarray]:
         """Which slots move so that the accepted nodes stand in line; pages behind them go back."""
         base = len(request.tokens) - num_new  # tokens before this step's
         kept = verdict.accepted[:num_new]
@@ -286,9 +380,7 @@ class Engine:
         self.pool.trim(request.id, len(request.tokens))
         return moves
 
-    def _emit(
-        self, request: Request, draft: Tree, verdict: Verdict, name: str, logits: torch.Tensor, root: int
-    ) -> Chunk:
+    def _emit(self, request: Request, draft: Tree, verdict: Verdict, name: str, forward: Forward, root: int) -> Parcel:
         """Append the verdict's tokens up to the first that ends the text."""
         new = verdict.tokens(draft)
         first = not request.num_output
@@ -306,32 +398,20 @@ class Engine:
             request.stats.first_tokens = kept
         if request.params.logprobs is not None:
             at = [root, *(root + 1 + n for n in verdict.accepted)][:kept]
-            request.logprobs += sampling.logprobs(logits[at], new, request.params.logprobs)
-        drafted = [i < len(verdict.accepted) for i in range(kept)]
-        text = self._new_text(request)
-        return Chunk(text, new, drafted, 0, request.finish_reason, request.stop_reason, request.stats.copy())
+            request.logprobs += sampling.logprobs(forward.logits[at], new, request.params.logprobs)
+        return Parcel(request, new, [i < len(verdict.accepted) for i in range(kept)])
 
     def _ends(self, request: Request, token: int) -> bool:
         """Does this token end the text? Says why on the request."""
-        p, stream = request.params, self._texts.get(request.id)
-        is_stop = token in request.stop_ids
-        visible = not is_stop or not p.skip_special_tokens or token in p.stop_token_ids
-        if stream is not None and visible and stream.push(token, request.num_output >= p.min_tokens):
-            request.finish_reason, request.stop_reason = "stop", stream.stopped_by
-        elif is_stop:
+        p = request.params
+        if (stop := self.delivery.stops(request, token)) is not None:
+            request.finish_reason, request.stop_reason = "stop", stop
+        elif token in request.stop_ids:
             request.finish_reason = "stop"
             request.stop_reason = token if token in p.stop_token_ids else None
         elif request.num_output >= p.max_tokens or len(request.tokens) >= self.max_len:
             request.finish_reason = "length"
         return request.finish_reason is not None
-
-    def _new_text(self, request: Request) -> str:
-        stream = self._texts.get(request.id)
-        if stream is None:
-            return ""
-        if request.finish_reason is not None:
-            stream.finish()
-        return stream.take()
 
     def _prompt_logprobs(self, part: Planned, logits: torch.Tensor) -> None:
         """Row j tells log p of the prompt token behind it; the first token has none."""
@@ -341,24 +421,23 @@ class Engine:
         r.prompt_logprobs += sampling.logprobs(logits[: len(following)], following, r.params.prompt_logprobs or 0)
 
     def _leave(self, request: Request) -> None:
-        """A request is over: free everything that is kept for it."""
+        """A request is over: free everything that is kept for it, but the text that is still to be delivered."""
+        _drop_placeholder(request)
         self.scheduler.finish(request)
-        now = time.perf_counter()
-        request.stats.time_total = now - request.arrived if request.arrived else 0.0
-        self._texts.pop(request.id, None)
+        request.stats.time_total = time.perf_counter() - request.arrived if request.arrived else 0.0
         self.drafting.release(request)
 
-    def _account(self, plan: Plan, verdicts: list[Verdict], clock: Clock, num_tokens: int) -> None:
-        laps = clock.laps
-        for part in plan.parts:
+    def _account(self, flight: Flight, verdicts: list[Verdict]) -> None:
+        laps = flight.clock.laps
+        for part in flight.plan.parts:
             stats = part.request.stats
             stats.time_draft += laps["draft"]
             stats.time_target += laps["target"]
             stats.time_verify += laps["verify"]
             stats.time_host += laps["host"]
-            stats.time_queue = stats.time_queue or clock.began - part.request.arrived
-        times = StepTimes(laps["draft"], laps["target"], laps["verify"], laps["host"], num_tokens)
-        self.policy.learn(times, [p.request for p in plan.ready], verdicts)
+            stats.time_queue = stats.time_queue or flight.clock.began - part.request.arrived
+        times = StepTimes(laps["draft"], laps["target"], laps["verify"], laps["host"], len(flight.batch.tokens))
+        self.policy.learn(times, [p.request for p in flight.plan.ready], verdicts)
 
     def check_integrity(self) -> None:
         """Slots, tables and requests agree."""
@@ -367,6 +446,21 @@ class Engine:
         assert held <= {r.id for r in self.scheduler.running}, "a table without a running request"
         for r in self.scheduler.running:
             assert r.computed < len(r.tokens) and len(self.pool.tables[r.id].slots) >= r.computed
+
+
+def _drop_placeholder(request: Request) -> None:
+    if request.tokens[-1] == PENDING:
+        request.tokens.pop()
+
+
+def _sources(plan: Plan, before: Flight) -> np.ndarray:
+    """For each row of the next forward, the row of the last one that chose its token; -1 where the token is known."""
+    last = {p.request.id: s.stop - 1 for p, s in zip(before.plan.parts, before.batch.segments, strict=True) if p.ready}
+    rows: list[int] = []
+    for part in plan.parts:
+        rows += [-1] * (part.piece - 1)
+        rows.append(last[part.request.id] if part.request.tokens[-1] == PENDING else -1)
+    return np.array(rows, np.int64)
 
 
 def _parents(piece: int, draft: Tree) -> np.ndarray | None:

@@ -48,6 +48,8 @@ class LLM:
         page_size: int = 16,
         share_prefixes: bool = True,
         fuse: bool = True,
+        kernels: bool = True,
+        deterministic: bool = False,
         wide_weights: bool | None = None,
         profile: bool = False,
         trust_remote_code: bool = False,
@@ -57,7 +59,16 @@ class LLM:
         for text in notes:
             note(text)
         engine_config = EngineConfig(
-            max_num_seqs, max_batch_tokens, kv_memory, page_size, share_prefixes, fuse, wide_weights, profile
+            max_num_seqs=max_num_seqs,
+            max_batch_tokens=max_batch_tokens,
+            kv_memory=kv_memory,
+            page_size=page_size,
+            share_prefixes=share_prefixes,
+            fuse=fuse,
+            kernels=kernels,
+            deterministic=deterministic,
+            wide_weights=wide_weights,
+            profile=profile,
         )
         from headstart.drafters import find
         from headstart.models.load import load
@@ -321,10 +332,10 @@ def _start(
     from headstart.drafters import Surroundings
     from headstart.engine import Engine
     from headstart.loop import EngineLoop
-    from headstart.models.runner import TorchRunner
+    from headstart.models.runners import make_runner
 
     wide = engine_config.wide_weights if engine_config.wide_weights is not None else config.method != "none"
-    runner = TorchRunner(model.model, engine_config.fuse, wide)
+    runner = make_runner(model.model, engine_config.fuse, wide, engine_config.kernels, engine_config.deterministic)
     share = 0.2 if config.method == "draft_model" else 0.0  # of the KV memory, for the draft's own
     memory = engine_config.kv_memory or _kv_memory(runner.device)
     slots = engine_config.max_num_seqs * (model.max_len + config.nodes)
@@ -342,6 +353,7 @@ def _start(
         engine_config.max_num_seqs,
         int(memory * share) or None,
         engine_config.page_size,
+        kernels=engine_config.kernels,
         extras={"draft_model": draft} if draft else {},
     )
     decode = None if model.tokenizer is None else model.tokenizer.decode

@@ -97,6 +97,12 @@ def argmax(logits: torch.Tensor) -> list[int]:
     return logits.argmax(-1).tolist()
 
 
+def temperature_alone(request: Request) -> bool:
+    """Is the choice of this request's next tokens nothing but its logits, temperature and noise?"""
+    p, row = request.params, Row(request)
+    return not _adjusts(row) and (p.greedy or not (_truncates(row) or p.min_p > 0))
+
+
 # ------------------------------------------------------------------ bias, bans, penalties
 def adjust(logits: torch.Tensor, rows: Sequence[Row]) -> torch.Tensor:
     """Float32 logits after bias, bans and penalties; the same tensor when no row asks for any."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from headstart.core import Request
+from headstart.core import PENDING, Request
 from headstart.kv import KVPool
 
 
@@ -73,7 +73,7 @@ class Scheduler:
         """Running requests first, oldest first; then as many waiting ones as fit."""
         plan, room = Plan(), self.max_batch_tokens
         for request in list(self.running):
-            if request in self.running and room > 0:
+            if request in self.running and room > 0 and not self._complete(request):
                 room -= self._continue(request, plan, room)
         while self.waiting and room > 0 and len(self.running) < self.max_num_seqs:
             used = self._admit(self.waiting[0], plan, room)
@@ -117,8 +117,13 @@ class Scheduler:
             last = len(request.tokens) - 1
             request.computed = self.pool.attach(request.id, request.tokens, request.computed, last)
 
+    def _complete(self, request: Request) -> bool:
+        """All its tokens are on their way: only the last one's name is missing."""
+        return request.num_output >= request.params.max_tokens or len(request.tokens) >= self.max_len
+
     def _take(self, request: Request, plan: Plan, piece: int) -> int:
-        self.pool.seal(request.id, request.tokens, request.computed + piece)
+        known = request.computed + piece - (request.tokens[request.computed + piece - 1] == PENDING)
+        self.pool.seal(request.id, request.tokens, known)
         plan.parts.append(Planned(request, piece, request.computed + piece == len(request.tokens)))
         return piece
 

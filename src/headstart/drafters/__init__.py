@@ -39,6 +39,7 @@ class Surroundings:
     max_num_seqs: int = 32
     kv_memory: int | None = None
     page_size: int = 16
+    kernels: bool = True  # whether a model of its own may run through the GPU kernels
     extras: dict[str, Any] = field(default_factory=dict)  # "draft_model": a loaded one
 
 

@@ -26,7 +26,7 @@ from headstart.errors import ConfigError
 from headstart.kv import KVPool
 from headstart.models import vocab
 from headstart.models.load import Loaded
-from headstart.models.runner import TorchRunner
+from headstart.models.runners import make_runner
 from headstart.noise import derive_seed
 from headstart.progress import note
 from headstart.sampling import Row, top_scores
@@ -69,13 +69,13 @@ class ModelDrafter(Drafter):
     def __init__(self, config: SpeculativeConfig, around: Surroundings) -> None:
         super().__init__(config, around)
         loaded = self._load()
-        self.runner = TorchRunner(loaded.model)
+        self.runner = make_runner(loaded.model, kernels=around.kernels)
         self.tokenizer, self.max_len = loaded.tokenizer, loaded.max_len
         self.map = self._map(loaded)
         if self.map.kind == vocab.STRING and config.tree:
             raise ConfigError("tree drafts need a draft model whose tokens can be mapped one by one; leave out 'tree'.")
         self.pool = KVPool(self._num_pages(), around.page_size)
-        self.runner.allocate(self.pool.num_slots)
+        self.runner.allocate(self.pool.num_slots, around.page_size, MAX_BATCH_TOKENS, around.max_num_seqs)
         self._memory: dict[str, Memory] = {}
         self.top_k = (config.top_k or 4) if config.tree else 1
         self.width = config.max_branches if config.tree else 1

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -97,6 +98,45 @@ class Context:
         self.write = torch.from_numpy(batch.write_slots).to(device)
         self.groups = [make_group(segs, device) for segs in bucket(batch.segments)]
 
+    def attend(
+        self,
+        layer: int,
+        query: torch.Tensor,  # (T, H, D)
+        key: torch.Tensor,  # (T, K, D)
+        value: torch.Tensor,  # (T, K, Dv)
+        scale: float,
+        window: int | None = None,
+        softcap: float | None = None,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Write the new keys and values, then attend. Returns (T, H, Dv)."""
+        keys, values = self.keys[layer], self.values[layer]
+        keys.index_copy_(0, self.write, key.to(keys.dtype))
+        values.index_copy_(0, self.write, value.to(values.dtype))
+        if len(self.groups) == 1:
+            return _attend_group(query, keys, values, self.groups[0], scale, window, softcap, sinks)
+        out = query.new_empty(query.shape[0], query.shape[1], values.shape[2])
+        for group in self.groups:
+            index = group.rows if group.valid is None or isinstance(group.rows, slice) else group.rows[group.valid]
+            out[index] = _attend_group(query, keys, values, group, scale, window, softcap, sinks)
+        return out
+
+
+class Attends(Protocol):
+    """How a model reaches the pool: `Context` here, `PagedContext` through kernels."""
+
+    def attend(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scale: float,
+        window: int | None = None,
+        softcap: float | None = None,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor: ...
+
 
 class Probe:
     """Stands in for a context once, at load: notes the shape of each layer's keys and values."""
@@ -146,30 +186,6 @@ def _run(index: np.ndarray, device: torch.device) -> torch.Tensor | slice:
 
 def _rows(x: torch.Tensor, index: torch.Tensor | slice) -> torch.Tensor:
     return x[index] if isinstance(index, slice) else x.index_select(0, index)
-
-
-def attend(
-    layer: int,
-    query: torch.Tensor,  # (T, H, D)
-    key: torch.Tensor,  # (T, K, D)
-    value: torch.Tensor,  # (T, K, Dv)
-    context: Context,
-    scale: float,
-    window: int | None = None,
-    softcap: float | None = None,
-    sinks: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """Write the new keys and values, then attend. Returns (T, H, Dv)."""
-    keys, values = context.keys[layer], context.values[layer]
-    keys.index_copy_(0, context.write, key.to(keys.dtype))
-    values.index_copy_(0, context.write, value.to(values.dtype))
-    if len(context.groups) == 1:
-        return _attend_group(query, keys, values, context.groups[0], scale, window, softcap, sinks)
-    out = query.new_empty(query.shape[0], query.shape[1], values.shape[2])
-    for group in context.groups:
-        index = group.rows if group.valid is None or isinstance(group.rows, slice) else group.rows[group.valid]
-        out[index] = _attend_group(query, keys, values, group, scale, window, softcap, sinks)
-    return out
 
 
 def _attend_group(
@@ -234,7 +250,7 @@ def transformers_attention(
     value: torch.Tensor,  # (1, K, T, Dv)
     attention_mask: torch.Tensor | None,
     scaling: float | None = None,
-    context: Context | Probe | None = None,
+    context: Attends | Probe | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
     s_aux: torch.Tensor | None = None,
@@ -250,10 +266,8 @@ def transformers_attention(
         return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3]), None
     assert context is not None, "this model was prepared for Headstart's runner; call it through the runner"
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    out = attend(
-        layer, query[0].transpose(0, 1), key[0].transpose(0, 1), value[0].transpose(0, 1), context, scale,
-        sliding_window, softcap, s_aux,
-    )  # fmt: skip
+    q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
+    out = context.attend(layer, q, k, v, scale, sliding_window, softcap, s_aux)
     return out.unsqueeze(0), None
 
 

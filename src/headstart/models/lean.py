@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from headstart.models.attention import Context, attend
+from headstart.models.attention import Attends
 from headstart.models.memory import free_memory
 from headstart.progress import note
 
@@ -79,7 +79,7 @@ class LeanModel:
         return [self.head, *(p for b in self.blocks for p in (b.qkv, b.out, b.gate_up, b.down))]
 
     def __call__(
-        self, tokens: torch.Tensor, positions: torch.Tensor, context: Context, rows: torch.Tensor, taps: tuple[int, ...]
+        self, tokens: torch.Tensor, positions: torch.Tensor, context: Attends, rows: torch.Tensor, taps: tuple[int, ...]
     ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
         """tokens, positions (T,), rows (R,) -> logits (R, V) and the tapped hidden states, each (T, hidden)."""
         x = self.embed(tokens)
@@ -98,7 +98,7 @@ class LeanModel:
         return self.head(F.rms_norm(x, x.shape[-1:], self.norm, self.eps)), hidden
 
     def _attention(
-        self, i: int, block: Block, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, context: Context
+        self, i: int, block: Block, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, context: Attends
     ) -> torch.Tensor:
         h = F.rms_norm(x, x.shape[-1:], block.norm_in, self.eps)
         qkv = block.qkv(h).view(len(x), -1, self.head_dim)
@@ -111,7 +111,7 @@ class LeanModel:
         half = self.head_dim // 2
         qk = qk * cos + torch.cat([-qk[..., half:], qk[..., :half]], -1) * sin
         query, key = qk[:, : self.num_heads], qk[:, self.num_heads :]
-        out = attend(i, query, key, value, context, self.scale, block.window)
+        out = context.attend(i, query, key, value, self.scale, block.window)
         return x + block.out(out.reshape(len(x), -1))
 
     def _mlp(self, block: Block, x: torch.Tensor) -> torch.Tensor:
@@ -120,11 +120,11 @@ class LeanModel:
         return x + block.down(F.silu(gate) * up)
 
 
-def lean(model: Any, wide: bool = False) -> LeanModel | None:
-    """A lean runner for this model, or None where its parts are not exactly those of the family."""
+def in_family(model: Any) -> bool:
+    """Are this model's parts exactly those of the family?"""
     config = model.config
     if config.model_type not in FAMILY or getattr(config, "hidden_act", "silu") != "silu":
-        return None
+        return False
     try:
         layers = model.model.layers
         parts = [m for layer in layers for m in _linears(layer)] + [model.lm_head]
@@ -132,8 +132,13 @@ def lean(model: Any, wide: bool = False) -> LeanModel | None:
         mlp_bias = any(m.bias is not None for layer in layers for m in (layer.mlp.gate_proj, layer.mlp.down_proj))
         same_device = len({p.device for p in model.parameters()}) == 1
     except AttributeError:
-        return None
-    if not (plain and same_device and not mlp_bias):
+        return False
+    return plain and same_device and not mlp_bias
+
+
+def lean(model: Any, wide: bool = False) -> LeanModel | None:
+    """A lean runner for this model, or None where its parts are not exactly those of the family."""
+    if not in_family(model):
         return None
     out = LeanModel(model)
     _own(model, out)

@@ -6,15 +6,16 @@ segments come last, since their number changes from step to step. Rows and segme
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from headstart.core import Batch, Segment
+from headstart.core import Batch, Choice, Segment
 
 if TYPE_CHECKING:
     from headstart.models.kernels.attention import Layout
@@ -63,10 +64,10 @@ class Sections:
 
     def __init__(self, shape: Shape) -> None:
         t, b, w, s = shape.rows, shape.segments, shape.words, shape.width
-        by_row = ("tokens", "source", "positions", "slots", "at", "shared", "temperature", "key0", "key1", "parent")
+        by_row = ("tokens", "source", "positions", "slots", "at", "shared", "temperature", "parent")
         by_segment = ("start", "stop", "context", "entries", "table", "is_tree", "depth_at", "root", "nodes")
-        dims = {name: (t,) for name in by_row} | {name: (b,) for name in by_segment}
-        dims |= {"words": (t, w), "above": (t, s), "depths": (b * s,)}
+        dims: dict[str, tuple[int, ...]] = {"keys": (2, t), "words": (t, w), "above": (t, s), "depths": (b * s,)}
+        dims |= dict.fromkeys(by_row, (t,)) | dict.fromkeys(by_segment, (b,))
         self.places: dict[str, tuple[int, int, tuple[int, ...]]] = {}
         at = 0
         for name, dim in dims.items():
@@ -84,30 +85,35 @@ class Sections:
         return block[at : at + size].view(dim)
 
 
+@functools.cache
+def places(shape: Shape) -> Sections:
+    return Sections(shape)
+
+
 def layout(block: torch.Tensor, shape: Shape, page_size: int) -> Layout:
     """The attention's view of a block on the device."""
     from headstart.models.kernels.attention import Layout
 
-    sections = Sections(shape)
+    sections = places(shape)
 
     def get(name: str) -> torch.Tensor:
         return sections.on_device(block, name)
 
     return Layout(
         get("start"), get("stop"), get("context"), get("entries"), get("table"), block[sections.pages :], get("at"),
-        get("positions"), get("shared"), get("slots"), get("is_tree"), get("words"), get("above"), get("depth_at"), get("depths"),
-        page_size, shape.new, shape.width > 0,
+        get("positions"), get("shared"), get("slots"), get("is_tree"), get("words"), get("above"), get("depth_at"),
+        get("depths"), page_size, shape.new, shape.width > 0,
     )  # fmt: skip
 
 
 def size_of(shape: Shape, batch: Batch, page_size: int) -> int:
     """Numbers that this batch takes in this shape."""
-    return Sections(shape).pages + sum(-(-len(s.slots) // page_size) for s in batch.segments)
+    return places(shape).pages + sum(-(-len(s.slots) // page_size) for s in batch.segments)
 
 
 def fill(block: np.ndarray, shape: Shape, batch: Batch, page_size: int) -> int:
     """Write a batch into a block; returns how many numbers count."""
-    sections = Sections(shape)
+    sections = places(shape)
     block[: sections.pages] = 0
     t, segments = len(batch.tokens), batch.segments
 
@@ -115,7 +121,7 @@ def fill(block: np.ndarray, shape: Shape, batch: Batch, page_size: int) -> int:
         at = sections.places[name][0]
         block[at : at + len(values)] = values
 
-    put("tokens", batch.tokens)
+    put("tokens", np.maximum(batch.tokens, 0))  # one that the device will put in may be anything here
     put("positions", batch.positions)
     sections.of(block, "source")[:] = -1
     if batch.source is not None:
@@ -139,7 +145,25 @@ def fill(block: np.ndarray, shape: Shape, batch: Batch, page_size: int) -> int:
     )  # fmt: skip
     if shape.width:
         _fill_trees(lambda name: sections.of(block, name), shape, segments)
+    sections.of(block, "nodes")[:] = -1
+    if batch.choice is not None:
+        _fill_choice(lambda name: sections.of(block, name), batch, batch.choice)
     return end
+
+
+def _fill_choice(get: Callable[[str], np.ndarray], batch: Batch, choice: Choice) -> None:
+    """Temperature and noise of the asked rows; where each draft hangs, and under which of its rows each node."""
+    rows: Any = batch.rows if len(batch.rows) < len(batch.tokens) else slice(0, len(batch.rows))
+    get("temperature").view(np.float32)[rows] = choice.temperature
+    get("keys").view(np.uint32)[:, rows] = choice.keys.T
+    nodes = choice.nodes
+    get("nodes")[: len(nodes)] = nodes
+    get("root")[: len(nodes)] = [s.stop - 1 - max(n, 0) for s, n in zip(batch.segments, nodes.tolist(), strict=True)]
+    parent = get("parent")
+    for segment, n in zip(batch.segments, nodes.tolist(), strict=True):
+        if n > 0:
+            known = range(n) if segment.parents is None else segment.parents[-n:] - (len(segment.parents) - n - 1)
+            parent[segment.stop - n : segment.stop] = known
 
 
 def _fill_trees(get: Callable[[str], np.ndarray], shape: Shape, segments: list[Segment]) -> None:

@@ -10,12 +10,14 @@ import torch
 from headstart.core import Batch, Forward
 from headstart.errors import ModelError
 from headstart.models import attention
-from headstart.models.attention import Context, LayerShape, Probe
-from headstart.models.lean import lean
+from headstart.models.attention import Attends, Context, LayerShape, Probe
+from headstart.models.lean import LeanModel, lean
 
 
 class TorchRunner:
     """`forward(batch)` and `move(source, target)` over one model and its KV tensors, on CPU or GPU."""
+
+    chooses = False  # whether it chooses tokens itself where a batch says how
 
     def __init__(self, model: Any, fuse: bool = True, wide: bool = False) -> None:
         self.model = model.eval()
@@ -24,7 +26,7 @@ class TorchRunner:
         self.text_config = self.model.config.get_text_config()
         self.vocab_size = int(self.model.get_output_embeddings().weight.shape[0])
         self.shapes = probe(self.model, self.text_config.num_hidden_layers)
-        self.lean = lean(self.model, wide) if fuse else None
+        self.lean: LeanModel | None = lean(self.model, wide) if fuse else None
         self.keys: list[torch.Tensor] = []
         self.values: list[torch.Tensor] = []
 
@@ -39,7 +41,7 @@ class TorchRunner:
         seen = {p.data_ptr(): p.numel() * p.element_size() for p in self.model.parameters()}
         return sum(seen.values()) + sum(p.extra_bytes for p in (self.lean.products if self.lean else ()))
 
-    def allocate(self, num_slots: int) -> None:
+    def allocate(self, num_slots: int, page_size: int = 16, max_rows: int = 512, max_segments: int = 64) -> None:
         """Make the KV tensors, zeroed: a masked slot must not hold NaN."""
         with torch.inference_mode():
             self.keys = [self._zeros(num_slots, s.kv_heads, s.key_dim, s.dtype) for s in self.shapes]
@@ -61,18 +63,28 @@ class TorchRunner:
         context = Context(batch, self.keys, self.values, self.device)
         if self.lean is not None:
             return Forward(*self.lean(tokens, positions, context, rows, batch.hidden_layers))
-        taps = list(batch.hidden_layers)
-        extra = {"output_hidden_states": taps} if taps else {}
+        return Forward(*self._model(tokens, positions, context, rows, batch.hidden_layers))
+
+    def _model(
+        self,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        context: Attends,
+        rows: torch.Tensor | None,
+        taps: tuple[int, ...],
+    ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
+        """The transformers model's own forward."""
+        extra = {"output_hidden_states": list(taps)} if taps else {}
         out = self.model(
             input_ids=tokens[None],
             position_ids=positions[None],
             use_cache=False,
-            logits_to_keep=rows,
+            logits_to_keep=0 if rows is None else rows,
             context=context,
             **extra,
         )
         hidden = dict(zip(taps, (h[0] for h in out.hidden_states), strict=True)) if taps else {}
-        return Forward(out.logits[0], hidden)
+        return out.logits[0], hidden
 
     @torch.inference_mode()
     def move(self, source: np.ndarray, target: np.ndarray) -> None:

@@ -14,7 +14,7 @@ Two kernels:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import triton
@@ -53,6 +53,11 @@ class Layout:
     def single(self) -> bool:
         """Every segment is one new token behind its context."""
         return self.max_new == 1 and not self.trees
+
+    def rows(self, first: int, last: int) -> Layout:
+        """The same for some of the rows, for kernels that take one row at a time."""
+        names = ("at", "positions", "shared", "slots", "words", "above")
+        return replace(self, **{name: getattr(self, name)[first:last] for name in names})
 
 
 @triton.jit
@@ -215,7 +220,9 @@ def _trees(
     if WINDOW > 0:  # in a tree, any row may stand right behind the context
         nearest = tl.where(branching > 0, shared, shared + size - (end - begin) + block * height)
         first = tl.minimum(tl.maximum(0, nearest - WINDOW + 1), shared)
-    readers: tl.constexpr = SPLITS - 1 if SPLITS > 1 else 1  # programs that share the context; the last one has the tree
+    readers: tl.constexpr = (
+        SPLITS - 1 if SPLITS > 1 else 1
+    )  # programs that share the context; the last one has the tree
     span = tl.maximum(tl.cdiv(tl.cdiv(shared - first, readers), BS) * BS, BS)
     reading = tl.cdiv(shared - first, span)
     active = 1
@@ -252,7 +259,7 @@ def _trees(
             live = index < needed
             seen = live[None, :] & mine[:, None] & (index[None, :] <= entry[:, None])
             depth = index
-            if TREES:
+            if TREES:  # noqa: SIM102 (decided when compiling; the next one when running)
                 if branching > 0:
                     word = tl.load(words + row[:, None] * W + index[None, :] // 32, mask=seen, other=0)
                     seen = seen & (((word >> (index % 32)[None, :]) & 1) != 0)
@@ -272,23 +279,19 @@ def _trees(
 
 
 class Room:
-    """Where programs leave their parts, shared by all layers of one runner. Grows outside graphs only."""
+    """Where programs leave their parts, shared by all layers of one runner: made once, since graphs remember where it is."""
 
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self.partial = torch.empty(0, dtype=torch.float32, device=device)
-        self.tops = self.weights = self.partial
-        self.arrived = torch.zeros(0, dtype=torch.int32, device=device)
+    def __init__(self, units: int, parts: int, rows: int, dim: int, device: torch.device) -> None:
+        """For launches of up to `units` tiles of (rows, dim), of which up to `parts` parts have to meet."""
+        self.rows = rows
+        self.partial = torch.empty(parts * rows * dim, dtype=torch.float32, device=device)
+        self.tops = torch.empty(parts * rows, dtype=torch.float32, device=device)
+        self.weights = torch.empty_like(self.tops)
+        self.arrived = torch.zeros(units, dtype=torch.int32, device=device)
 
-    def ensure(self, units: int, splits: int, rows: int, dim: int) -> None:
-        """Room for `units` tiles of (rows, dim), each in `splits` parts."""
-        if splits > 1 and self.partial.numel() < units * splits * rows * dim:
-            self.partial = torch.empty(units * splits * rows * dim, dtype=torch.float32, device=self.device)
-        if splits > 1 and self.tops.numel() < units * splits * rows:
-            self.tops = torch.empty(units * splits * rows, dtype=torch.float32, device=self.device)
-            self.weights = torch.empty_like(self.tops)
-        if self.arrived.numel() < units:
-            self.arrived = torch.zeros(units, dtype=torch.int32, device=self.device)
+    def check(self, units: int, splits: int, rows: int, dim: int) -> None:
+        assert units <= len(self.arrived), f"{units} tiles, room for {len(self.arrived)}"
+        assert splits == 1 or units * splits * rows * dim <= len(self.partial), f"no room for {units} x {splits} parts"
 
 
 @dataclass(frozen=True)
@@ -342,7 +345,7 @@ def attention(
     by_row = rowwise or layout.single
     blocks = triton.cdiv(layout.max_new, how.rows // share)
     units = (t if by_row else len(layout.start) * blocks) * kv_heads
-    room.ensure(units, how.splits, how.rows, pads[1])
+    room.check(units, how.splits, how.rows, pads[1])
     parts = (room.partial, room.tops, room.weights, room.arrived, query if sinks is None else sinks)
     shape = (
         window or 0, softcap is not None, sinks is not None, layout.trees, heads, kv_heads, dk, dv, *pads,
@@ -352,7 +355,8 @@ def attention(
     options = early_launch() | {"num_warps": how.warps, "num_stages": how.stages}
     if by_row:
         _rows[(t, kv_heads, how.splits)](
-            query, keys, values, out, *parts, layout.pages, layout.at, layout.positions, layout.shared, layout.above, *numbers, layout.above.stride(0), *shape, how.rows, KEYS, **options,
+            query, keys, values, out, *parts, layout.pages, layout.at, layout.positions, layout.shared, layout.above,
+            *numbers, layout.above.stride(0), *shape, how.rows, KEYS, **options,
         )  # fmt: skip
     else:
         _trees[(len(layout.start) * blocks, kv_heads, how.splits)](

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from headstart.models.kernels.attention import _slots
+from headstart.models.kernels.attention import Layout, _slots
 from headstart.models.kernels.launch import early_launch
 
 BLOCK = 4096  # tokens that one program looks at
@@ -141,7 +141,9 @@ class Desk:
         self.arrived = torch.zeros(rows, dtype=torch.int32, device=device)
 
 
-def choose(logits: torch.Tensor, asks: Asks, chosen: torch.Tensor, desk: Desk, rows: torch.Tensor | None = None) -> None:
+def choose(
+    logits: torch.Tensor, asks: Asks, chosen: torch.Tensor, desk: Desk, rows: torch.Tensor | None = None
+) -> None:
     """Line i of the logits chooses the token of row `rows[i]` (of row i without `rows`), into `chosen`."""
     lines, vocab = logits.shape
     _choose[(lines, desk.blocks)](
@@ -162,13 +164,10 @@ def walk(
     )  # fmt: skip
 
 
-def move(
-    pool: torch.Tensor, verdict: torch.Tensor, context: torch.Tensor, entries: torch.Tensor, nodes: torch.Tensor,
-    table: torch.Tensor, pages: torch.Tensor, page_size: int,
-) -> None:  # fmt: skip
+def move(pool: torch.Tensor, verdict: torch.Tensor, layout: Layout, nodes: torch.Tensor) -> None:
     """Compact the accepted nodes of every segment in all layers of a pool (L, S, heads, dim)."""
     size = pool.shape[2] * pool.shape[3]
     _move[(len(nodes), len(pool))](
-        pool, pool.stride(0), verdict, verdict.stride(0), context, entries, nodes, table, pages, size, page_size,
-        triton.next_power_of_2(size), **early_launch(), num_warps=4,
+        pool, pool.stride(0), verdict, verdict.stride(0), layout.context, layout.entries, nodes, layout.table,
+        layout.pages, size, layout.page_size, triton.next_power_of_2(size), **early_launch(), num_warps=4,
     )  # fmt: skip

@@ -16,6 +16,20 @@ def interpreted() -> bool:
 
 
 @functools.cache
+def unusable(device: torch.device) -> str | None:
+    """Why the kernels cannot run on this device, or None when they can."""
+    if device.type != "cuda" and not interpreted():
+        return "they need a CUDA GPU"
+    try:
+        import triton  # noqa: F401
+    except ImportError:
+        return "Triton is not installed (pip install triton)"
+    if device.type == "cuda" and (capability := torch.cuda.get_device_capability(device)) < (8, 0):
+        return f"they need compute capability 8.0, this GPU has {capability[0]}.{capability[1]}"
+    return None
+
+
+@functools.cache
 def early_launch() -> dict[str, Any]:
     """From Hopper on, a kernel may be set up while the one before it still runs; it waits inside for its data."""
     early = not interpreted() and torch.cuda.is_available() and torch.cuda.get_device_capability() >= (9, 0)

@@ -263,10 +263,11 @@ def add_product(
 
 
 def normed_product(
-    stream: Stream, weight: torch.Tensor, bias: torch.Tensor | None, tile: Tile, scratch: Scratch, dtype: torch.dtype
-) -> torch.Tensor:
-    """norm(x) W^T + bias."""
-    out = torch.empty(len(stream.x), len(weight), dtype=dtype, device=weight.device)
+    stream: Stream, weight: torch.Tensor, bias: torch.Tensor | None, tile: Tile, scratch: Scratch, dtype: torch.dtype,
+    into: torch.Tensor | None = None,
+) -> torch.Tensor:  # fmt: skip
+    """norm(x) W^T + bias, written to `into` where that is given."""
+    out = torch.empty(len(stream.x), len(weight), dtype=dtype, device=weight.device) if into is None else into
     _launch(stream.h, weight, bias, out, stream, None, None, tile, scratch)
     return out
 

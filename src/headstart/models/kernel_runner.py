@@ -1,0 +1,334 @@
+"""Runs a model through the kernels, as captured graphs where a batch fits one; chooses and verifies on the device.
+
+A forward is one copy to the device, one replay, and one small copy back. Nothing waits in between: `Landing.verdicts`
+waits for the copy back, and until then the host is free.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from headstart.core import Batch, Forward, Verdict
+from headstart.errors import ConfigError
+from headstart.models import packing
+from headstart.models.fused import FusedModel
+from headstart.models.kernels import choose
+from headstart.models.kernels.attention import DETERMINISTIC_SPLITS, Room
+from headstart.models.kernels.tiles import FEW
+from headstart.models.lean import in_family
+from headstart.models.packing import Shape, step_up
+from headstart.models.paged import CHUNK, PagedContext
+from headstart.models.runner import TorchRunner
+from headstart.progress import note
+
+BLOCK_SIZE = 1 << 20  # numbers in the block that graphs read; a larger batch runs without a graph
+LOGITS_SHARE = 1 / 32  # of the device's memory, for the logits of graphs
+TRIES = 5  # replays by which two captures of one shape are compared
+
+
+@dataclass
+class Graph:
+    """A captured forward and what it leaves behind."""
+
+    captured: Any
+    logits: torch.Tensor
+    hidden: dict[int, torch.Tensor]
+
+    def replay(self) -> None:
+        self.captured.replay()
+
+
+@dataclass
+class Budget:
+    """What graphs cost so far."""
+
+    count: int = 0
+    seconds: float = 0.0
+    bytes: int = 0
+
+
+@dataclass
+class Landing:
+    """Verdicts on their way to the host."""
+
+    block: torch.Tensor  # (B, stride) int32, pinned
+    ready: Any  # an event, or None where nothing has to be waited for
+    nodes: np.ndarray  # (B,) draft nodes, -1: the segment chooses nothing
+    _seen: list[Verdict | None] | None = None
+
+    def verdicts(self) -> list[Verdict | None]:
+        """One for each segment that chose; waits for the device."""
+        if self._seen is None:
+            if self.ready is not None:
+                self.ready.synchronize()
+            rows = self.block[:, : 2 + max(0, int(self.nodes.max(initial=0)))].tolist()
+            self._seen = [
+                None if n < 0 else Verdict(row[2 : 2 + row[0]], row[1])
+                for n, row in zip(self.nodes.tolist(), rows, strict=True)
+            ]
+        return self._seen
+
+
+class Ring:
+    """Pinned blocks for what goes to the device and what comes back, used in turn."""
+
+    def __init__(self, count: int, numbers: int, device: torch.device) -> None:
+        pinned = device.type == "cuda"
+        self._blocks = [torch.empty(numbers, dtype=torch.int32, pin_memory=pinned) for _ in range(count)]
+        self._events: list[Any] = [None] * count
+        self._at, self._cuda = 0, pinned
+
+    def take(self, numbers: int) -> torch.Tensor:
+        """The next block, once its last use is over."""
+        self._at = (self._at + 1) % len(self._blocks)
+        if self._events[self._at] is not None:
+            self._events[self._at].synchronize()
+        if len(self._blocks[self._at]) < numbers:
+            self._blocks[self._at] = torch.empty(2 * numbers, dtype=torch.int32, pin_memory=self._cuda)
+        return self._blocks[self._at][:numbers]
+
+    def mark(self) -> Any:
+        """The copy from or to the block just taken is queued."""
+        if not self._cuda:
+            return None
+        event = self._events[self._at] or torch.cuda.Event()
+        event.record()
+        self._events[self._at] = event
+        return event
+
+
+class KernelRunner(TorchRunner):
+    chooses = True
+
+    def __init__(self, model: Any, fuse: bool = True, deterministic: bool = False, graphs: bool = True) -> None:
+        super().__init__(model, fuse=False)
+        self.deterministic = deterministic
+        self.graphs_allowed = graphs and self.device.type == "cuda"
+        self.processors, self.shared_memory = _device_limits(self.device)
+        if fuse and in_family(model):
+            self.lean = FusedModel(model, deterministic, self.shared_memory, self.processors)
+        if deterministic and self.lean is None:
+            raise ConfigError(
+                f"deterministic needs fused kernels, which {type(model).__name__} has none of here "
+                "(Llama, Mistral, Qwen2 and Qwen3 have, with fuse=True). Leave deterministic out."
+            )
+        self.graphs: dict[tuple[Shape, tuple[int, ...]], Graph] = {}
+        self.budget = Budget()
+
+    # ------------------------------------------------------------------ memory
+    @torch.inference_mode()
+    def allocate(self, num_slots: int, page_size: int = 16, max_rows: int = 512, max_segments: int = 64) -> None:
+        """Make the KV tensors and everything that graphs will read and write."""
+        max_rows, max_segments = step_up(max_rows), step_up(max_segments)
+        self.page_size, self.max_rows, self.max_segments = page_size, max_rows, max_segments
+        self._allocate_kv(num_slots)
+        limit = getattr(self.text_config, "max_position_embeddings", None) or num_slots
+        if isinstance(self.lean, FusedModel):
+            self.lean.prepare(min(num_slots, limit) + 1, max_rows)
+        self.graph_rows = _graph_rows(self.device, self.vocab_size, max_rows)
+        self.logits = torch.empty(self.graph_rows, self.vocab_size, dtype=torch.float32, device=self.device)
+        self.chosen = torch.zeros(max_rows + 1, dtype=torch.int32, device=self.device)
+        self.desk = choose.Desk(max_rows, self.vocab_size, self.device)
+        self.room = self._room()
+        self.block = torch.zeros(BLOCK_SIZE, dtype=torch.int32, device=self.device)
+        self.verdict = torch.zeros(max_segments * (2 + max_rows), dtype=torch.int32, device=self.device)
+        self._out, self._back = Ring(4, 1 << 16, self.device), Ring(64, 1 << 10, self.device)
+
+    def _allocate_kv(self, num_slots: int) -> None:
+        """All layers in one tensor where they are alike, so that one launch moves slots in all of them."""
+        alike = len({(s.kv_heads, s.key_dim, s.value_dim, s.dtype) for s in self.shapes}) == 1
+        if not alike:
+            super().allocate(num_slots)
+            self.pools: list[torch.Tensor] = [p[None] for p in (*self.keys, *self.values)]
+            return
+        s, n = self.shapes[0], len(self.shapes)
+        keys = torch.zeros(n, num_slots, s.kv_heads, s.key_dim, dtype=s.dtype, device=self.device)
+        values = torch.zeros(n, num_slots, s.kv_heads, s.value_dim, dtype=s.dtype, device=self.device)
+        self.keys, self.values, self.pools = list(keys), list(values), [keys, values]
+
+    def _room(self) -> Room:
+        import triton
+
+        heads = self.text_config.num_attention_heads
+        share = max(heads // s.kv_heads for s in self.shapes)
+        kv = max(s.kv_heads for s in self.shapes)
+        dim = triton.next_power_of_2(max(16, *(s.value_dim for s in self.shapes)))
+        least = max(16, triton.next_power_of_2(share))
+        parts = max(8 * self.processors, CHUNK * kv * DETERMINISTIC_SPLITS if self.deterministic else 0)
+        units = (self.max_rows + self.max_segments) * kv * 2
+        return Room(units, parts, least if self.deterministic else max(64, least), dim, self.device)
+
+    # ------------------------------------------------------------------ forward
+    @torch.inference_mode()
+    def forward(self, batch: Batch) -> Forward:
+        """One forward over packed rows. Where the batch says how to choose, `landing` will tell the verdicts."""
+        exact = Shape.of(batch)
+        shape = exact.padded()
+        size = packing.size_of(shape, batch, self.page_size)
+        graphable = (
+            self.graphs_allowed
+            and shape.rows <= self.graph_rows
+            and shape.segments <= self.max_segments
+            and size <= BLOCK_SIZE
+        )
+        if not graphable:
+            shape, size = exact, packing.size_of(exact, batch, self.page_size)
+        host = self._out.take(size)
+        used = packing.fill(host.numpy(), shape, batch, self.page_size)
+        if graphable:
+            self.block[:used].copy_(host[:used], non_blocking=True)
+            self._out.mark()
+            graph = self._graph(shape, batch.hidden_layers)
+            if graph is not None:
+                graph.replay()
+                return self._forward(batch, shape, graph.logits, graph.hidden)
+            block = self.block
+        else:
+            block = host[:used].to(self.device, non_blocking=True)
+            self._out.mark()
+        if len(batch.rows) == len(batch.tokens):
+            return self._forward(batch, shape, *self._run(block, shape, None, batch.hidden_layers))
+        rows = torch.from_numpy(batch.rows).to(self.device)
+        lines, hidden = self._run(block, shape, rows, batch.hidden_layers)
+        return Forward(lines, _cut(hidden, batch), None, self._land(batch, shape))
+
+    def _forward(self, batch: Batch, shape: Shape, lines: torch.Tensor, hidden: dict[int, torch.Tensor]) -> Forward:
+        """All rows were computed; some may be padding, some not asked."""
+        every = len(batch.rows) == len(batch.tokens)
+        lines, rows = (lines[: len(batch.tokens)], None) if every else (lines, batch.rows)
+        return Forward(lines, _cut(hidden, batch), rows, self._land(batch, shape))
+
+    def _run(
+        self,
+        block: torch.Tensor,
+        shape: Shape,
+        rows: torch.Tensor | None,
+        taps: tuple[int, ...],
+        few: bool | None = None,
+        into: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
+        """Model, choice, walk and compaction over a block on the device."""
+        sections = packing.places(shape)
+
+        def get(name: str) -> torch.Tensor:
+            return sections.on_device(block, name)
+
+        layout = packing.layout(block, shape, self.page_size)
+        context = PagedContext(
+            layout, self.keys, self.values, self.room, self.processors, self.deterministic, get("source"), self.chosen
+        )
+        tokens = get("tokens")
+        if isinstance(self.lean, FusedModel):
+            logits, hidden = self.lean(tokens, layout.positions, context, rows, taps, few, into)
+        else:
+            tokens.copy_(context.resolve(tokens))
+            logits, hidden = self._model(tokens.long(), layout.positions.long(), context, rows, taps)
+        asks = choose.Asks(get("temperature").view(torch.float32), get("keys"))
+        choose.choose(logits, asks, self.chosen, self.desk, None if rows is None else rows.int())
+        stride = 2 + shape.new
+        verdict = self.verdict[: shape.segments * stride].view(shape.segments, stride)
+        choose.walk(self.chosen, tokens, get("parent"), get("root"), get("nodes"), verdict, shape.new)
+        if shape.width:
+            for pool in self.pools:
+                choose.move(pool, verdict, layout, get("nodes"))
+        return logits, hidden
+
+    def _land(self, batch: Batch, shape: Shape) -> Landing | None:
+        if batch.choice is None:
+            return None
+        count, stride = len(batch.segments), 2 + shape.new
+        host = self._back.take(count * stride)
+        host.copy_(self.verdict[: count * stride], non_blocking=True)
+        return Landing(host.view(count, stride), self._back.mark(), batch.choice.nodes)
+
+    # ------------------------------------------------------------------ graphs
+    def _graph(self, shape: Shape, taps: tuple[int, ...]) -> Graph | None:
+        key = (shape, taps)
+        if key not in self.graphs:
+            began, held = time.perf_counter(), torch.cuda.memory_allocated(self.device)
+            try:
+                self.graphs[key] = self._fastest(shape, taps)
+            except RuntimeError as error:
+                self.graphs_allowed = False
+                note(f"This model's forward cannot be captured as a graph, so each step pays its launches: {error}")
+                return None
+            self.budget.count += 1
+            self.budget.seconds += time.perf_counter() - began
+            self.budget.bytes += torch.cuda.memory_allocated(self.device) - held
+        return self.graphs[key]
+
+    def _fastest(self, shape: Shape, taps: tuple[int, ...]) -> Graph:
+        """Between a few rows and many both ways are captured, and the faster one stays."""
+        block, chosen = self.block.clone(), self.chosen.clone()
+        self.block.zero_()
+        _nobody(self.block, shape)
+        try:
+            if not isinstance(self.lean, FusedModel) or self.deterministic or not 16 < shape.rows <= FEW:
+                return self._capture(shape, taps, None)
+            return min((self._capture(shape, taps, few) for few in (True, False)), key=_replay_time)
+        finally:
+            self.block.copy_(block)
+            self.chosen.copy_(chosen)
+
+    def _capture(self, shape: Shape, taps: tuple[int, ...], few: bool | None) -> Graph:
+        """Run once for real, on rows that belong to nobody, so that kernels are compiled; then record."""
+        side = torch.cuda.Stream(self.device)
+        side.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(side):
+            self._run(self.block, shape, None, taps, few)
+        torch.cuda.current_stream(self.device).wait_stream(side)
+        graph, logits = torch.cuda.CUDAGraph(), self.logits[: shape.rows]
+        with torch.cuda.graph(graph, pool=self._pool):
+            found, hidden = self._run(self.block, shape, None, taps, few, logits)
+            if found is not logits:
+                logits.copy_(found)
+        return Graph(graph, logits, hidden)
+
+    @functools.cached_property
+    def _pool(self) -> Any:
+        """Memory that all graphs share: only one runs at a time."""
+        return torch.cuda.graph_pool_handle()
+
+
+def _cut(hidden: dict[int, torch.Tensor], batch: Batch) -> dict[int, torch.Tensor]:
+    return {layer: h[: len(batch.tokens)] for layer, h in hidden.items()}
+
+
+def _nobody(block: torch.Tensor, shape: Shape) -> None:
+    """A block whose rows and segments all belong to nobody."""
+    sections = packing.places(shape)
+    for name in ("slots", "at", "source", "nodes"):
+        sections.on_device(block, name).fill_(-1)
+
+
+def _replay_time(graph: Graph) -> float:
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    graph.replay()
+    begin.record()
+    for _ in range(TRIES):
+        graph.replay()
+    end.record()
+    end.synchronize()
+    return begin.elapsed_time(end)
+
+
+def _graph_rows(device: torch.device, vocab: int, max_rows: int) -> int:
+    """Rows up to which a forward is a graph: its logits are kept for all rows."""
+    if device.type != "cuda":
+        return 0
+    total = torch.cuda.get_device_properties(device).total_memory
+    return min(max_rows, 512, max(16, int(total * LOGITS_SHARE) // (4 * vocab)))
+
+
+def _device_limits(device: torch.device) -> tuple[int, int]:
+    """Processors, and shared memory of a block in bytes."""
+    if device.type != "cuda":
+        return 8, 1 << 16
+    properties = torch.cuda.get_device_properties(device)
+    return properties.multi_processor_count, int(getattr(properties, "shared_memory_per_block_optin", 99 << 10))

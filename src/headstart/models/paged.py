@@ -1,0 +1,72 @@
+"""Attention through the kernels: the context of a forward whose batch lies on the device as one block."""
+
+from __future__ import annotations
+
+import torch
+
+from headstart.models.kernels import block
+from headstart.models.kernels.attention import DETERMINISTIC_SPLITS, Cut, Layout, Room, attention, cut
+
+CHUNK = 64  # rows that attend together under `deterministic`, to bound the room for their parts
+
+
+class PagedContext:
+    """What one forward reads and writes; the kernels' counterpart of `attention.Context`."""
+
+    def __init__(
+        self,
+        layout: Layout,
+        keys: list[torch.Tensor],
+        values: list[torch.Tensor],
+        room: Room,
+        processors: int,
+        deterministic: bool,
+        source: torch.Tensor,
+        chosen: torch.Tensor,
+    ) -> None:
+        self.layout, self.keys, self.values, self.room = layout, keys, values, room
+        self.processors, self.deterministic = processors, deterministic
+        self.source, self.chosen = source, chosen  # (T,) and what the last forward chose
+
+    def resolve(self, tokens: torch.Tensor) -> torch.Tensor:
+        """The tokens, with those that the last forward chose put in."""
+        return torch.where(self.source < 0, tokens, self.chosen[self.source.clamp_min(0)])
+
+    def attend(
+        self,
+        layer: int,
+        query: torch.Tensor,  # (T, H, D)
+        key: torch.Tensor,  # (T, K, D)
+        value: torch.Tensor,
+        scale: float,
+        window: int | None = None,
+        softcap: float | None = None,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Write the new keys and values, then attend. Returns (T, H, Dv)."""
+        block.write(key, self.keys[layer], self.layout.slots)
+        block.write(value, self.values[layer], self.layout.slots)
+        return self.read(layer, query.contiguous(), scale, window, softcap, sinks)
+
+    def read(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        scale: float,
+        window: int | None = None,
+        softcap: float | None = None,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Attend to what is in the pool."""
+        keys, values, layout = self.keys[layer], self.values[layer], self.layout
+        heads, kv_heads = query.shape[1], keys.shape[1]
+        if not self.deterministic:
+            how = cut(layout, len(layout.start), heads, kv_heads, self.processors)
+            return attention(query, keys, values, layout, self.room, how, scale, window, softcap, sinks)
+        how = Cut(self.room.rows, DETERMINISTIC_SPLITS)
+        parts = [
+            attention(query[i : i + CHUNK], keys, values, layout.rows(i, i + CHUNK), self.room, how, scale, window, softcap,
+                      sinks, rowwise=True)
+            for i in range(0, len(query), CHUNK)
+        ]  # fmt: skip
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
