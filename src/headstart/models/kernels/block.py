@@ -72,13 +72,13 @@ def _swiglu(x, out, N, BN: tl.constexpr, EARLY: tl.constexpr):
 
 
 @triton.jit
-def _write(source, pool, slots, N, BN: tl.constexpr, EARLY: tl.constexpr):
+def _write(source, stride, pool, slots, N, BN: tl.constexpr, EARLY: tl.constexpr):
     if EARLY:
         gdc_wait()
         gdc_launch_dependents()
     row, col = tl.program_id(0).to(tl.int64), tl.arange(0, BN)
     slot = tl.load(slots + row).to(tl.int64)
-    value = tl.load(source + row * N + col, mask=col < N, other=0.0)
+    value = tl.load(source + row * stride + col, mask=col < N, other=0.0)
     tl.store(pool + slot * N + col, value.to(pool.dtype.element_ty), mask=col < tl.where(slot >= 0, N, 0))
 
 
@@ -114,6 +114,8 @@ def swiglu(x: torch.Tensor) -> torch.Tensor:
 def write(source: torch.Tensor, pool: torch.Tensor, slots: torch.Tensor) -> None:
     """pool[slots] = source, for source (T, heads, dim); rows without a slot are left out."""
     size = pool.shape[1] * pool.shape[2]
+    flat = source.reshape(len(source), size)
+    flat = flat if flat.stride(1) == 1 else flat.contiguous()
     _write[(len(source),)](
-        source.reshape(len(source), size), pool, slots, size, triton.next_power_of_2(size), **early_launch(), num_warps=4
-    )  # fmt: skip
+        flat, flat.stride(0), pool, slots, size, triton.next_power_of_2(size), **early_launch(), num_warps=4
+    )
