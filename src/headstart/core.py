@@ -399,7 +399,8 @@ class Landing(Protocol):
 class Forward:
     """What a runner returns: lines of logits, and the hidden states asked for, each (T, hidden size).
 
-    `rows` says which lines were asked where more were computed. `landing` comes from runners that choose themselves.
+    `rows` says which lines were asked where more were computed. `landing` comes from runners that choose themselves. Tensors
+    may be overwritten by the runner's next forward.
     """
 
     lines: torch.Tensor

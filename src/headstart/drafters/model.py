@@ -5,6 +5,9 @@ is reused as far as tokens agree. *Grow*: level by level, one forward for the fr
 node's value is the product of confidences on its path; the best nodes are expanded next, and in the end the best of all
 fill the budget.
 
+Where the runner chooses tokens itself and the draft is a chain, no forward waits for the one before: each takes its token on
+the device, and the host waits once, at the end.
+
 Under the walk, candidates are ranked by log q + g with the request's own noise, so they agree with the target far more
 often than independent samples. Under rejection, children are drawn from q without replacement with noise of their own,
 and how many are drawn is decided before their tokens are known: a choice that depended on them would bias the text.
@@ -13,6 +16,7 @@ and how many are drawn is decided before their tokens are known: a choice that d
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -20,19 +24,32 @@ import numpy as np
 import torch
 
 from headstart.config import SpeculativeConfig
-from headstart.core import Batch, Draft, Request, RequestView, SamplingParams, Segment, Tree, Verdict, View
+from headstart.core import (
+    Batch,
+    Choice,
+    Draft,
+    Landing,
+    Request,
+    RequestView,
+    SamplingParams,
+    Segment,
+    Tree,
+    Verdict,
+    View,
+)
 from headstart.drafters import Drafter, Needs, Surroundings
 from headstart.errors import ConfigError
 from headstart.kv import KVPool
 from headstart.models import vocab
 from headstart.models.load import Loaded
 from headstart.models.runners import make_runner
-from headstart.noise import derive_seed
+from headstart.noise import derive_seed, row_keys
 from headstart.progress import note
-from headstart.sampling import Row, top_scores
+from headstart.sampling import Row, temperature_alone, top_scores
 from headstart.tree import best_nodes, depths, path, select
 
 MAX_BATCH_TOKENS = 512
+MOST_QUEUED = 48  # forwards of one chain that may be on their way at once
 TAIL = 8  # target tokens re-read when a text draft is put into the target's tokens
 
 
@@ -53,6 +70,18 @@ class Growth:
     expanded: list[int] = field(default_factory=list)  # nodes whose KV is computed, in slot order
     draft_tokens: list[int] = field(default_factory=list)  # each node's token in the draft's vocabulary
     logits: torch.Tensor | None = None  # (frontier, V) over the target's vocabulary
+
+
+@dataclass
+class Piece:
+    """Tokens of one request in one forward of a chain: known ones, or one that row `source` of the last forward chose."""
+
+    growth: Growth
+    tokens: list[int]
+    at: int  # position of the first
+    level: int  # draft tokens before the one that the last row chooses
+    asks: bool = True  # the last row chooses
+    source: int = -1
 
 
 @dataclass
@@ -79,6 +108,14 @@ class ModelDrafter(Drafter):
         self._memory: dict[str, Memory] = {}
         self.top_k = (config.top_k or 4) if config.tree else 1
         self.width = config.max_branches if config.tree else 1
+        self.straight = (
+            self.runner.chooses
+            and not config.tree
+            and config.p_min <= 0
+            and config.num_speculative_tokens <= MOST_QUEUED
+            and self.map.kind == vocab.SAME
+            and self.runner.vocab_size <= around.vocab_size
+        )
 
     def _load(self) -> Loaded:
         if (given := self.around.extras.get("draft_model")) is not None:
@@ -116,19 +153,25 @@ class ModelDrafter(Drafter):
             raise
 
     def _grow(self, view: View, growths: list[Growth]) -> Draft:
-        self._catch_up(growths)
         logq: list[torch.Tensor] = []
+        if self.straight and growths and all(not g.samples and temperature_alone(g.rule) for g in growths):
+            self._run_chains(growths)
+        else:
+            self._catch_up(growths)
+            self._grow_levels(growths, logq)
+        for g in growths:
+            self._memory[g.view.id].growth = g
+        done = {g.view.id: self._finish(g) for g in growths}
+        trees = [done.get(r.id, Tree()) for r in view.requests]
+        return Draft.of(trees, torch.cat(logq) if logq else None)
+
+    def _grow_levels(self, growths: list[Growth], logq: list[torch.Tensor]) -> None:
         for level in itertools.count(1):
             active = [g for g in growths if g.frontier and level <= g.depth]
             if not active:
                 break
             self._branch(active, logq)
             self._expand([g for g in active if g.frontier and level < g.depth])
-        for g in growths:
-            self._memory[g.view.id].growth = g
-        done = {g.view.id: self._finish(g) for g in growths}
-        trees = [done.get(r.id, Tree()) for r in view.requests]
-        return Draft.of(trees, torch.cat(logq) if logq else None)
 
     def observe(self, view: View, trees: list[Tree], verdicts: list[Verdict]) -> None:
         """Keep the KV of the nodes that the target took over too."""
@@ -209,17 +252,11 @@ class ModelDrafter(Drafter):
 
     def _catch_up(self, growths: list[Growth]) -> None:
         """Compute what the draft model has not seen; the last forward of each request gives its first logits."""
-        waiting = list(growths)
-        while waiting:
-            batch: list[tuple[Growth, int]] = []
-            room = MAX_BATCH_TOKENS
-            for g in waiting:
-                take = min(len(g.context) - g.computed, room)
-                if take:
-                    batch.append((g, take))
-                    room -= take
+        for batch in _reads(growths):
             self._read(batch)
-            waiting = [g for g in waiting if g.computed < len(g.context)]
+            if any(g.computed < len(g.context) for g in growths):  # logits last until the next forward
+                for g, _ in batch:
+                    g.logits = None if g.logits is None else g.logits.clone()
 
     def _read(self, pieces: list[tuple[Growth, int]]) -> None:
         segments: list[Segment] = []
@@ -251,6 +288,61 @@ class ModelDrafter(Drafter):
         )
         logits = self.runner.forward(batch).logits.float()
         return logits if self.map.kind == vocab.STRING else self.map.lift(logits)
+
+    # -------------------------------------------------------------- chains that the runner draws
+    def _run_chains(self, growths: list[Growth]) -> None:
+        """Queue every forward of every chain; then wait, once, for what was chosen."""
+        queued: list[tuple[list[Piece], Landing]] = []
+        for batch in _reads(growths):
+            pieces = []
+            for g, n in batch:
+                pieces.append(Piece(g, g.context[g.computed : g.computed + n], g.computed, 0))
+                g.computed += n
+                pieces[-1].asks = g.computed == len(g.context)
+            queued.append((pieces, self._draw(pieces)))
+        sources = _last_rows(queued[-1][0])
+        first = {} if len(queued) == 1 else _chosen(queued)  # only the last forward's choices are still on the device
+        for level in range(1, max(g.depth for g in growths)):
+            pieces = []
+            for g in growths:
+                if level < g.depth:
+                    known = first.get(id(g), [0])[:1] if level == 1 else [0]
+                    source = -1 if level == 1 and first else sources[id(g)]
+                    pieces.append(Piece(g, known, len(g.context) + level - 1, level, source=source))
+            queued.append((pieces, self._draw(pieces)))
+            sources = _last_rows(pieces)
+        chosen = _chosen(queued)
+        for g in growths:
+            ends = next((i + 1 for i, t in enumerate(chosen[id(g)]) if t in g.rule.stop_ids), g.depth)
+            g.draft_tokens = chosen[id(g)][:ends]
+            g.tree, g.values = Tree.chain(g.draft_tokens), [1.0] * len(g.draft_tokens)
+            g.expanded = list(range(min(g.depth - 1, len(g.tree))))
+
+    def _draw(self, pieces: list[Piece]) -> Landing:
+        """One forward in which the last row of each piece that asks chooses a token."""
+        starts = list(itertools.accumulate((len(p.tokens) for p in pieces), initial=0))
+        asking = [(p, stop - 1) for p, stop in zip(pieces, starts[1:], strict=True) if p.asks]
+        heat = [0.0 if p.growth.rule.params.greedy else p.growth.rule.params.temperature for p, _ in asking]
+        keys = row_keys([p.growth.rule.seed for p, _ in asking], [p.growth.length + p.level for p, _ in asking])
+        segments = [
+            Segment(start, start + len(p.tokens), p.at, self.pool.slots(p.growth.view.id, p.at + len(p.tokens)))
+            for p, start in zip(pieces, starts, strict=False)
+        ]
+        batch = Batch(
+            np.array([t for p in pieces for t in p.tokens], dtype=np.int64),
+            np.array([p.at + i for p in pieces for i in range(len(p.tokens))], dtype=np.int64),
+            segments,
+            np.array([row for _, row in asking], dtype=np.int64),
+            source=np.array([s for p in pieces for s in ([-1] * (len(p.tokens) - 1) + [p.source])], dtype=np.int64),
+            choice=Choice(
+                np.array(heat, np.float32),
+                np.array(keys, np.int64).reshape(-1, 2),
+                np.array([0 if p.asks else -1 for p in pieces], np.int64),
+            ),
+        )
+        landing = self.runner.forward(batch).landing
+        assert landing is not None
+        return landing
 
     # -------------------------------------------------------------- grow
     def _branch(self, growths: list[Growth], logq: list[torch.Tensor]) -> None:
@@ -367,6 +459,34 @@ class ModelDrafter(Drafter):
 PLAIN = Request(
     [0], SamplingParams(temperature=0.0), seed=0
 )  # a text draft is ranked by q alone: its tokens are not the target's
+
+
+def _reads(growths: list[Growth]) -> Iterator[list[tuple[Growth, int]]]:
+    """What the draft model has not seen yet, forward by forward: requests, and how many tokens of each."""
+    while waiting := [g for g in growths if g.computed < len(g.context)]:
+        batch: list[tuple[Growth, int]] = []
+        room = MAX_BATCH_TOKENS
+        for g in waiting:
+            if take := min(len(g.context) - g.computed, room):
+                batch.append((g, take))
+                room -= take
+        yield batch
+
+
+def _last_rows(pieces: list[Piece]) -> dict[int, int]:
+    """The row in which each request's piece ends."""
+    ends = itertools.accumulate(len(p.tokens) for p in pieces)
+    return {id(p.growth): end - 1 for p, end in zip(pieces, ends, strict=True)}
+
+
+def _chosen(queued: list[tuple[list[Piece], Landing]]) -> dict[int, list[int]]:
+    """Every request's tokens, in order; waits for the device."""
+    out: dict[int, list[int]] = {}
+    for pieces, landing in queued:
+        for piece, verdict in zip(pieces, landing.verdicts(), strict=True):
+            if verdict is not None:
+                out.setdefault(id(piece.growth), []).append(verdict.bonus)
+    return out
 
 
 def _common(a: list[int], b: list[int]) -> int:

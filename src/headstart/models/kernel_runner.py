@@ -194,7 +194,8 @@ class KernelRunner(TorchRunner):
             self._out.mark()
         if len(batch.rows) == len(batch.tokens):
             return self._forward(batch, shape, *self._run(block, shape, None, batch.hidden_layers))
-        rows = torch.from_numpy(batch.rows).to(self.device)
+        asked = batch.rows if len(batch.rows) else np.zeros(1, np.int64)  # a kernel has at least one row
+        rows = torch.from_numpy(asked).to(self.device)
         lines, hidden = self._run(block, shape, rows, batch.hidden_layers)
         return Forward(lines, _cut(hidden, batch), None, self._land(batch, shape))
 

@@ -5,7 +5,15 @@ from __future__ import annotations
 import torch
 
 from headstart.models.kernels import block
-from headstart.models.kernels.attention import DETERMINISTIC_SPLITS, Cut, Layout, Room, attention, cut
+from headstart.models.kernels.attention import (
+    DETERMINISTIC_KEYS,
+    DETERMINISTIC_SPLITS,
+    Cut,
+    Layout,
+    Room,
+    attention,
+    cut,
+)
 
 CHUNK = 64  # rows that attend together under `deterministic`, to bound the room for their parts
 
@@ -63,7 +71,7 @@ class PagedContext:
         if not self.deterministic:
             how = cut(layout, len(layout.start), heads, kv_heads, self.processors)
             return attention(query, keys, values, layout, self.room, how, scale, window, softcap, sinks)
-        how = Cut(self.room.rows, DETERMINISTIC_SPLITS)
+        how = Cut(self.room.rows, DETERMINISTIC_SPLITS, DETERMINISTIC_KEYS)
         parts = [
             attention(query[i : i + CHUNK], keys, values, layout.rows(i, i + CHUNK), self.room, how, scale, window, softcap,
                       sinks, rowwise=True)

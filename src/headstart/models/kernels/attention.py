@@ -23,8 +23,6 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from headstart.models.kernels.launch import early_launch
 
-KEYS = 64  # keys that a program looks at together
-
 
 @dataclass
 class Layout:
@@ -138,7 +136,6 @@ def _rows(
 ):  # fmt: skip
     if EARLY:
         gdc_wait()
-        gdc_launch_dependents()
     row, kv, part = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
     position, table = tl.load(positions + row), tl.load(at + row)
     if table < 0:
@@ -174,6 +171,8 @@ def _rows(
         acc, top, weight = _meet(
             q, keys, values, slot, live, live[None, :], kv, scale, cap, acc, top, weight, KV, DK, DV, PK, PV, CAP
         )
+    if EARLY:
+        gdc_launch_dependents()
     dv = tl.arange(0, PV)
     where = row * (H * DV) + head[:, None] * DV + dv[None, :]
     _finish(
@@ -192,7 +191,6 @@ def _trees(
 ):  # fmt: skip
     if EARLY:
         gdc_wait()
-        gdc_launch_dependents()
     share: tl.constexpr = H // KV
     height: tl.constexpr = BM // share  # rows of a block
     segment, block = tl.program_id(0) // BLOCKS, tl.program_id(0) % BLOCKS
@@ -270,6 +268,8 @@ def _trees(
             acc, top, weight = _meet(
                 q, keys, values, slot, live, seen, kv, scale, cap, acc, top, weight, KV, DK, DV, PK, PV, CAP
             )
+    if EARLY:
+        gdc_launch_dependents()
     dv = tl.arange(0, PV)
     where = row[:, None] * (H * DV) + head[:, None] * DV + dv[None, :]
     _finish(
@@ -300,6 +300,7 @@ class Cut:
 
     rows: int
     splits: int
+    keys: int = 64  # that a program looks at together
     warps: int = 4
     stages: int = 2
 
@@ -309,10 +310,17 @@ def cut(layout: Layout, num_segments: int, heads: int, kv_heads: int, processors
     share = heads // kv_heads
     least = max(16, triton.next_power_of_2(share))
     if layout.single:
-        return Cut(least, _splits(4 * processors // (num_segments * kv_heads), 16))
-    tile = least if layout.max_new <= 64 else max(64, least)
+        units = num_segments * kv_heads
+        if units > 2 * processors:
+            return Cut(least, 1, keys=64, stages=3)
+        return Cut(least, _splits(4 * processors // units, 16), keys=128)
+    if layout.max_new > 64:
+        return Cut(max(64, least), 1)
+    tile = least if layout.max_new <= 16 else max(32, least)
     units = num_segments * triton.cdiv(layout.max_new, tile // share) * kv_heads
-    return Cut(tile, _splits(4 * processors // units, 8))
+    if layout.max_new <= 16:
+        return Cut(tile, _splits(4 * processors // units, 16), keys=128, stages=1)
+    return Cut(tile, _splits(2 * processors // units, 8), keys=128, warps=8 if 4 * units < processors else 4)
 
 
 def _splits(wanted: int, most: int) -> int:
@@ -320,7 +328,7 @@ def _splits(wanted: int, most: int) -> int:
     return min(1 << max(wanted, 1).bit_length() - 1, most)
 
 
-DETERMINISTIC_SPLITS = 16
+DETERMINISTIC_SPLITS, DETERMINISTIC_KEYS = 16, 128
 
 
 def attention(
@@ -356,12 +364,12 @@ def attention(
     if by_row:
         _rows[(t, kv_heads, how.splits)](
             query, keys, values, out, *parts, layout.pages, layout.at, layout.positions, layout.shared, layout.above,
-            *numbers, layout.above.stride(0), *shape, how.rows, KEYS, **options,
+            *numbers, layout.above.stride(0), *shape, how.rows, how.keys, **options,
         )  # fmt: skip
     else:
         _trees[(len(layout.start) * blocks, kv_heads, how.splits)](
             query, keys, values, out, *parts, layout.start, layout.stop, layout.context, layout.entries, layout.table,
             layout.pages, layout.positions, layout.is_tree, layout.words, layout.depth_at, layout.depths,
-            *numbers, layout.words.stride(0), *shape, blocks, how.rows, KEYS, **options,
+            *numbers, layout.words.stride(0), *shape, blocks, how.rows, how.keys, **options,
         )  # fmt: skip
     return out

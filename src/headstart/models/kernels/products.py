@@ -103,7 +103,6 @@ def _product(
 ):  # fmt: skip
     if EARLY:
         gdc_wait()
-        gdc_launch_dependents()
     band, column, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     rows = (band * BM + tl.arange(0, BM)).to(tl.int64)
     cols = (column * BN + tl.arange(0, BN)).to(tl.int64)
@@ -113,6 +112,8 @@ def _product(
     inside = tl.minimum(cols, N - 1)  # a block past the edge reads the last row again and writes nothing
     stop = tl.minimum(K, start + depth)
     acc, _ = _sums(x, w, rows, inside, inside, valid, K, start, stop, False, BM, BN, BK, EVEN)
+    if EARLY:
+        gdc_launch_dependents()
     if SPLIT > 1:  # partial sums meet in the last program to arrive, which adds them in order
         unit = column * tl.num_programs(0) + band
         tile = tl.arange(0, BM)[:, None] * BN + tl.arange(0, BN)[None, :]
@@ -151,12 +152,13 @@ def _gate_up(
     """out (T, N) = silu(scale · x G^T) * (scale · x U^T), with G the first N rows of w and U the next N."""
     if EARLY:
         gdc_wait()
-        gdc_launch_dependents()
     rows = (tl.program_id(0) * BM + tl.arange(0, BM)).to(tl.int64)
     cols = (tl.program_id(1) * BN + tl.arange(0, BN)).to(tl.int64)
     valid = rows < T
     inside = tl.minimum(cols, N - 1)
     gate, up = _sums(x, w, rows, inside, inside + N, valid, K, 0, K, True, BM, BN, BK, EVEN)
+    if EARLY:
+        gdc_launch_dependents()
     scale = _scale(squares, rows, valid, blocks, K, eps, MOST, BLOCKS)
     gate *= scale
     result = gate * tl.sigmoid(gate) * (up * scale)
@@ -173,7 +175,6 @@ def _qkv(
     """A program has BN columns of the first half of one head and their partners of the second half."""
     if EARLY:
         gdc_wait()
-        gdc_launch_dependents()
     half: tl.constexpr = D // 2
     head = tl.program_id(1) // (half // BN)
     lane = (tl.program_id(1) % (half // BN)) * BN + tl.arange(0, BN)
@@ -181,6 +182,8 @@ def _qkv(
     valid = rows < T
     cols = (head * D + lane).to(tl.int64)
     first, second = _sums(x, w, rows, cols, cols + half, valid, K, 0, K, True, BM, BN, BK, EVEN)
+    if EARLY:
+        gdc_launch_dependents()
     scale = _scale(squares, rows, valid, blocks, K, eps, MOST, BLOCKS)
     first, second = first * scale, second * scale
     if BIAS:

@@ -23,7 +23,11 @@ def tile(kind: str, rows: int, cols: int, depth: int, itemsize: int, shared_memo
 
 
 def _qkv(height: int, cols: int, depth: int) -> Tile:
-    return Tile(16, 32, 256, stages=3) if height == 16 else Tile(height, 16, 128, stages=4)
+    return (
+        Tile(16, 32, 256, stages=3)
+        if height == 16
+        else Tile(height, 32 if height == 64 and depth >= 4096 else 16, 128, stages=4)
+    )
 
 
 def _add(height: int, cols: int, depth: int) -> Tile:
@@ -39,7 +43,11 @@ def _gate_up(height: int, cols: int, depth: int) -> Tile:
 
 
 def _head(height: int, cols: int, depth: int) -> Tile:
-    return Tile(16, 64, 128, stages=3) if height == 16 else Tile(height, 64, 64, stages=4)
+    if height == 16:
+        return Tile(16, 64, 128, stages=3)
+    return (
+        Tile(height, 128, 64, warps=8, stages=3) if height == 64 and depth >= 4096 else Tile(height, 64, 64, stages=4)
+    )
 
 
 _TILES = {"qkv": _qkv, "add": _add, "gate_up": _gate_up, "head": _head}
