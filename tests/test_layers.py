@@ -24,6 +24,7 @@ ORDER = [
     "tree",
     "verify",
     "text",
+    "delivery",
     "kv",
     "models",
     "drafters",

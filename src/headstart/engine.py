@@ -449,7 +449,7 @@ class Engine:
 
 
 def _drop_placeholder(request: Request) -> None:
-    if request.tokens[-1] == PENDING:
+    if request.tokens and request.tokens[-1] == PENDING:
         request.tokens.pop()
 
 

@@ -56,6 +56,19 @@ class EngineOptions:
     no_fuse: Annotated[
         bool, option("--no-fuse", help="Run the model's own code instead of the lean forward.", panel=MODEL)
     ] = False
+    no_kernels: Annotated[
+        bool,
+        option("--no-kernels", help="On a GPU, take the reference path: no Triton kernels, no graphs.", panel=MODEL),
+    ] = False
+    deterministic: Annotated[
+        bool,
+        option(
+            "--deterministic",
+            help="On a GPU, the same bits for a token whoever shares its forward: with speculation or without, alone or in "
+            "any batch.",
+            panel=MODEL,
+        ),
+    ] = False
 
     def open(self, speculative: SpeculativeConfig, profile: bool = False) -> LLM:
         """Load the model with its drafter."""
@@ -71,6 +84,8 @@ class EngineOptions:
             max_model_len=self.max_model_len,
             kv_memory=memory,
             fuse=not self.no_fuse,
+            kernels=not self.no_kernels,
+            deterministic=self.deterministic,
             profile=profile,
             trust_remote_code=self.trust_remote_code,
         )

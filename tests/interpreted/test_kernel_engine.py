@@ -1,0 +1,388 @@
+"""The engine on the kernels: the text of the reference, whatever is drafted, whoever comes and goes, and nothing is left."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from headstart import errors
+from headstart.core import PENDING, Batch, Request, Segment
+from headstart.delivery import Delivery
+from headstart.engine import Engine, StepFailed
+from headstart.models import fused, kernel_runner, packing
+from headstart.models.fused import FusedModel
+from headstart.models.kernel_runner import KernelRunner
+from headstart.models.packing import Shape
+from headstart.models.runner import TorchRunner
+from headstart.models.runners import make_runner
+from tests import tiny
+from tests.harness import engine, request, run
+from tests.interpreted.support import assert_close
+
+VOCAB = 97
+SMALL = dict(
+    hidden_size=32, intermediate_size=40, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, head_dim=16,
+    vocab_size=VOCAB,
+)  # fmt: skip
+FLAT = SMALL | {"num_hidden_layers": 1}
+LAYERS = dict(layer_types=["sliding_attention", "full_attention"])
+OWN: dict[str, dict[str, Any]] = {
+    "llama": SMALL,
+    "qwen2": FLAT,
+    "qwen3": FLAT,
+    "mistral+window": FLAT,
+    "gemma2": SMALL | LAYERS,
+    "gpt_oss": SMALL | LAYERS | {"num_local_experts": 2},
+    "gpt2": dict(n_embd=32, n_layer=1, n_head=2, vocab_size=VOCAB),
+}
+FAMILY = ("llama", "qwen2", "qwen3", "mistral+window")
+NAMES = (*FAMILY, "gemma2", "gpt_oss", "gpt2")
+SPECULATIVE: dict[str, Any] = {
+    "none": None,
+    "ngram": {"method": "ngram", "prompt_lookup_min": 1, "num_speculative_tokens": 3},
+    "oracle": {"method": "tests.tiny.Oracle", "num_draft_nodes": 12},
+}
+PROMPTS = [[7, 8, 9, 7, 8], [11, 12, 13, 14, 11, 12, 13, 14, 11], [*range(30, 37), *range(30, 35)]]
+PARAMS = [dict(temperature=0.0), dict(temperature=1.0), dict(temperature=1.0)]
+
+
+@functools.cache
+def _made(name: str, seed: int, more: tuple[tuple[str, Any], ...]) -> Any:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    torch.manual_seed(seed)
+    options = copy.deepcopy(tiny.CONFIGS[name]) | OWN[name] | dict(more)
+    config = AutoConfig.for_model(name.split("+")[0], **options)
+    return AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+
+
+def small(name: str = "llama", seed: int = 0, **more: Any) -> Any:
+    """A model that is tiny even among the tiny ones."""
+    return copy.deepcopy(_made(name, seed, tuple(more.items())))
+
+
+@pytest.fixture(autouse=True)
+def _small_device(monkeypatch) -> None:
+    """Few processors, so that work is cut into few programs."""
+    monkeypatch.setattr(kernel_runner, "_device_limits", lambda device: (2, 1 << 16))
+
+
+class Watch:
+    """Every step of an engine, watched: placeholders stay inside it, and what it tells is noted."""
+
+    def __init__(self, e: Engine) -> None:
+        self.engine, self.step, self.forward = e, e.step, e.runner.forward
+        self.told: dict[str, list[int]] = {}
+        self.ahead = 0  # forwards launched on tokens that the host did not know
+        e.step, e.runner.forward = self._step, self._forward  # type: ignore[method-assign]
+
+    def _step(self):
+        out = self.step()
+        scheduler = self.engine.scheduler
+        for r, chunk in out:
+            self.told.setdefault(r.id, []).extend(chunk.token_ids)
+        for r in [*scheduler.running, *scheduler.waiting, *(r for r, _ in out)]:
+            assert PENDING not in r.tokens
+        return out
+
+    def _forward(self, batch: Batch):
+        self.ahead += batch.source is not None and bool((batch.source >= 0).any())
+        return self.forward(batch)
+
+
+def requests(
+    prompts: list[list[int]] = PROMPTS, params: list[dict] = PARAMS, max_tokens: int = 6, eos: int | None = None
+) -> list[Request]:
+    options = [dict(max_tokens=max_tokens) | p for p in params]
+    return [request(p, seed=i, eos=eos, **options[i]) for i, p in enumerate(prompts)]
+
+
+@functools.cache
+def wanted(name: str = "llama", max_tokens: int = 6) -> list[list[int]]:
+    """What the reference runner says."""
+    return run(engine(TorchRunner(small(name))), requests(max_tokens=max_tokens))
+
+
+def knowing(name: str = "llama") -> None:
+    tiny.Oracle.known = {tuple(p): w for p, w in zip(PROMPTS, wanted(name), strict=True)}
+
+
+# ------------------------------------------------------------------ the same text
+@pytest.mark.parametrize("how", SPECULATIVE)
+@pytest.mark.parametrize("name", NAMES)
+def test_tokens_are_those_of_the_reference(name: str, how: str) -> None:
+    """Greedy and sampled requests in one batch, one joining every other step."""
+    knowing(name)
+    e = engine(small(name), SPECULATIVE[how])
+    assert type(e.runner) is KernelRunner and isinstance(e.runner.lean, FusedModel) == (name in FAMILY)
+    watch, rs = Watch(e), requests()
+    assert run(e, rs, arrivals=2) == wanted(name)
+    assert [watch.told[r.id] for r in rs] == wanted(name)
+    assert watch.ahead > 0 or how != "none"
+    assert sum(r.stats.accepted for r in rs) > 0 or how != "oracle"
+    assert sum(r.stats.drafted for r in rs) > 0 or how == "none"
+
+
+def test_a_draft_model_grows_trees_through_the_kernels() -> None:
+    spec = {"method": "draft_model", "num_speculative_tokens": 2, "tree": True, "num_draft_nodes": 5, "p_split": 0.02}
+    e, rs = engine(small(), spec, small()), requests(PROMPTS[:2], max_tokens=5)
+    assert type(next(iter(e.drafting.drafters.values())).runner) is KernelRunner
+    assert run(e, rs) == [w[:5] for w in wanted()[:2]]
+    assert sum(r.stats.accepted for r in rs) > 3
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3"])
+def test_many_rows_take_library_products_and_say_the_same(name: str, monkeypatch) -> None:
+    monkeypatch.setattr(fused, "FEW", 3)
+    assert run(engine(small(name)), requests()) == wanted(name)
+
+
+@pytest.mark.parametrize("how", ["none", "oracle"])
+def test_prefill_in_pieces_under_memory_pressure(how: str) -> None:
+    """With 8 pages of 4 tokens for texts of up to 18: someone has to step aside."""
+    knowing()
+    e = engine(small(), SPECULATIVE[how], pages=8, max_batch_tokens=8)
+    Watch(e)
+    rs = requests()
+    assert run(e, rs) == wanted()
+    assert sum(r.stats.preemptions for r in rs) > 0
+
+
+@pytest.mark.parametrize("how", ["none", "ngram", "rejection"])
+def test_the_host_chooses_beside_the_device(how: str) -> None:
+    """Logprobs, a penalty, top-p and min_tokens in one batch with a request that is served on the device."""
+    spec = {**SPECULATIVE["ngram"], "verification": "rejection"} if how == "rejection" else SPECULATIVE[how]
+    params = [
+        dict(temperature=1.0, logprobs=2, prompt_logprobs=1),
+        dict(temperature=0.0, repetition_penalty=1.5),
+        dict(temperature=1.0, top_p=0.7),
+        dict(temperature=1.0, min_tokens=3),
+    ]
+    prompts = [*PROMPTS, [5, 6, 5, 6]]
+    theirs, ours = (requests(prompts, params, max_tokens=5) for _ in range(2))
+    want = run(engine(TorchRunner(small()), spec), theirs)
+    e = engine(small(), spec)
+    Watch(e)
+    assert run(e, ours) == want
+    for name in ("logprobs", "prompt_logprobs"):
+        mine, other = ([x for x in getattr(r[0], name) if x] for r in (ours, theirs))
+        assert [x.token for x in mine] == [x.token for x in other] and mine
+        assert [x.logprob for x in mine] == pytest.approx([x.logprob for x in other], abs=1e-4)
+        assert [list(x.top) for x in mine] == [list(x.top) for x in other]
+
+
+# ------------------------------------------------------------------ one step behind another
+@pytest.mark.parametrize("why", ["eos", "stop token", "stop string", "length"])
+def test_a_request_ends_while_the_next_step_is_on_its_way(why: str) -> None:
+    want = wanted()
+    at = next(i for i in range(2, 6) if want[0][i] not in want[0][:i])
+    last = want[0][at]
+    rs = requests(PROMPTS[:2], eos=last if why == "eos" else None)
+    own = {"stop token": dict(stop_token_ids=[last]), "stop string": dict(stop=[chr(1000 + last)])}
+    own |= {"length": dict(max_tokens=at + 1)}
+    if why in own:
+        rs[0] = request(PROMPTS[0], seed=0, eos=None, **dict(max_tokens=6) | own[why])
+    e = engine(small())
+    e.delivery = Delivery(lambda ids, skip: "".join(chr(1000 + t) for t in ids))
+    watch, ended = Watch(e), []
+    watched = e.step
+
+    def step():
+        out = watched()
+        ended.extend((r, e._flight is not None) for r, chunk in out if chunk.finish_reason)
+        return out
+
+    e.step = step
+    outs = run(e, rs)
+    assert outs[0] == want[0][: at + 1]
+    assert rs[0].finish_reason == ("length" if why == "length" else "stop")
+    assert rs[0].stop_reason == {"stop token": last, "stop string": chr(1000 + last)}.get(why)
+    assert outs[1] == (want[1] if why != "eos" or last not in want[1] else want[1][: want[1].index(last) + 1])
+    assert [watch.told[r.id] for r in rs] == outs and not any(PENDING in r.tokens for r in rs)
+    assert watch.ahead > 0 and (rs[0], True) in ended, "no other step was on its way: this test would prove nothing"
+    assert not e.delivery.streams
+
+
+@pytest.mark.parametrize("how", ["none", "oracle"])
+def test_a_request_is_cancelled_in_mid_flight(how: str) -> None:
+    knowing()
+    e = engine(small(), SPECULATIVE[how])
+    watch, rs = Watch(e), requests()
+    for r in rs:
+        e.add(r)
+    for _ in range(2):
+        e.step()
+    assert e._flight is not None
+    e.abort(rs[1])
+    e.check_integrity()
+    assert rs[1].finish_reason == "abort" and rs[1].id not in e.pool.tables and PENDING not in rs[1].tokens
+    assert rs[1].output == wanted()[1][: rs[1].num_output]
+    outs = run(e, [])
+    assert (outs, [rs[0].output, rs[2].output]) == ([], [wanted()[0], wanted()[2]])
+    assert watch.told[rs[1].id] == rs[1].output
+
+
+def test_all_requests_are_cancelled_in_mid_flight() -> None:
+    e = engine(small())
+    rs = requests()[:2]
+    for r in rs:
+        e.add(r)
+    for _ in range(3):
+        e.step()
+    for r in rs:
+        e.abort(r)
+    assert not e.idle  # a forward is still on its way
+    assert e.step() == [] and e.idle and e.pool.num_used == 0
+
+
+def test_a_failed_forward_behind_another_leaves_nothing_behind() -> None:
+    e = engine(small())
+    for r in (rs := requests()[:2]):
+        e.add(r)
+    for _ in range(2):
+        e.step()
+    forward, e.runner.forward = e.runner.forward, lambda batch: 1 / 0
+    with pytest.raises(StepFailed) as caught:
+        e.step()
+    assert {r.id for r in caught.value.requests} == {r.id for r in rs}
+    for r in caught.value.requests:
+        e.abort(r)
+        assert PENDING not in r.tokens
+    e.check_integrity()
+    assert e.idle and e.pool.num_used == 0
+    e.runner.forward = forward
+    assert run(e, requests()[:2]) == wanted()[:2]
+
+
+def test_an_engine_is_not_idle_until_everything_is_told() -> None:
+    e = engine(small())
+    told: dict[str, list[int]] = {}
+    ends: set[str] = set()
+    for r in (rs := requests()[:2]):
+        e.add(r)
+    while not e.idle:
+        assert len(ends) < 2, "nothing is left to tell, and the engine is not idle"
+        for r, chunk in e.step():
+            told.setdefault(r.id, []).extend(chunk.token_ids)
+            ends |= {r.id} if chunk.finish_reason else set()
+    assert ends == {r.id for r in rs} and [told[r.id] for r in rs] == wanted()[:2]
+
+
+# ------------------------------------------------------------------ deterministic
+def test_deterministic_text_does_not_depend_on_drafts() -> None:
+    plain = run(engine(small(), deterministic=True), requests()[:2])
+    rs = requests()[:2]
+    assert run(engine(small(), SPECULATIVE["ngram"], deterministic=True), rs) == plain == wanted()[:2]
+    assert sum(r.stats.drafted for r in rs) > 0
+
+
+def test_deterministic_logits_do_not_depend_on_the_batch() -> None:
+    """A token in a prefill piece, in a chain and alone, among others and by itself: the same bits."""
+    tokens = np.array([7, 8, 9, 10, 11, 12])
+
+    def logits(pieces: list[int], beside: int) -> torch.Tensor:
+        runner = KernelRunner(small(), deterministic=True)
+        runner.allocate(64, 4, 64, 8)
+        out, done = [], 0
+        for n in pieces:
+            mine = Segment(beside, beside + n, done, np.arange(done + n) + 8)
+            other = [Segment(0, beside, 0, np.arange(beside) + 40)] if beside else []
+            ids = np.concatenate([np.arange(beside) + 50, tokens[done : done + n]])
+            positions = np.concatenate([np.arange(beside), np.arange(done, done + n)])
+            batch = Batch(ids, positions, [*other, mine], np.arange(beside, beside + n))
+            out.append(runner.forward(batch).logits.clone())
+            done += n
+        return torch.cat(out)
+
+    whole = logits([6], 0)
+    for pieces, beside in (([4, 1, 1], 0), ([6], 19), ([1, 5], 3)):
+        assert torch.equal(logits(pieces, beside), whole), f"pieces {pieces} beside {beside} rows"
+
+
+def test_deterministic_needs_the_family() -> None:
+    with pytest.raises(errors.ConfigError, match="fuse"):
+        engine(small("gpt2"), deterministic=True)
+    with pytest.raises(errors.ConfigError, match="fuse"):
+        engine(small(), fuse=False, deterministic=True)
+
+
+# ------------------------------------------------------------------ one forward
+def forwards(name: str, batch: Batch, fuse: bool = True, **more: Any) -> tuple[Any, Any]:
+    out = []
+    for made in (TorchRunner, KernelRunner):
+        runner = made(small(name, **more), fuse=fuse)
+        runner.allocate(64, 4, 64, 8)
+        out.append(runner.forward(batch))
+    return out[0], out[1]
+
+
+def prompt_batch(rows: list[int], hidden: tuple[int, ...] = ()) -> Batch:
+    segments = [Segment(0, 5, 0, np.arange(5) + 8), Segment(5, 8, 0, np.arange(3) + 20)]
+    return Batch(np.arange(8) + 3, np.array([0, 1, 2, 3, 4, 0, 1, 2]), segments, np.array(rows), hidden)
+
+
+@pytest.mark.parametrize("few", [64, 0])
+@pytest.mark.parametrize("name", ["llama", "qwen3"])
+def test_logits_and_hidden_states_are_those_of_the_reference(name: str, few: int, monkeypatch) -> None:
+    monkeypatch.setattr(fused, "FEW", few)
+    for rows in ([4, 7], list(range(8))):
+        want, got = forwards(name, prompt_batch(rows, (0, 1, 2)), num_hidden_layers=2)
+        assert_close(got.logits, want.logits)
+        assert list(got.hidden) == [0, 1, 2]
+        for layer in (0, 1, 2):
+            assert_close(got.hidden[layer], want.hidden[layer])
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3", "gpt2"])
+def test_a_model_can_keep_its_own_forward(name: str) -> None:
+    want, got = forwards(name, prompt_batch([4, 7]), fuse=False)
+    assert_close(got.logits, want.logits)
+
+
+def test_layers_with_heads_of_different_sizes_have_pools_of_their_own() -> None:
+    runner = KernelRunner(small())
+    runner.shapes[1].value_dim = 24
+    runner.allocate(16, 4, 8, 2)
+    assert [p.shape for p in runner.pools] == [(1, 16, 1, 16)] * 3 + [(1, 16, 1, 24)]
+    assert runner.values[1].data_ptr() == runner.pools[3].data_ptr()
+
+
+# ------------------------------------------------------------------ sizes
+@pytest.mark.parametrize("dim", [64, 80, 96, 100])
+def test_heads_of_any_size(dim: int) -> None:
+    want, got = forwards("llama", prompt_batch([4, 7]), head_dim=dim, num_hidden_layers=1)
+    assert_close(got.logits, want.logits)
+
+
+def test_a_long_piece_beside_as_many_requests_as_there_may_be() -> None:
+    segments = [Segment(i, i + 1, 1, np.arange(2) + 4 * i) for i in range(63)]
+    segments.append(Segment(63, 128, 0, np.arange(65) + 256))
+    positions = np.array([1] * 63 + list(range(65)))
+    batch = Batch(np.arange(128) % VOCAB, positions, segments, np.array([3, 127]))
+    more = dict(hidden_size=56, num_attention_heads=7, head_dim=8, num_hidden_layers=1)
+    out = []
+    for made in (TorchRunner, KernelRunner):
+        runner = made(small(**more))
+        runner.allocate(400, 4, 128, 64)
+        out.append(runner.forward(batch).logits)
+    assert_close(out[1], out[0])
+
+
+@pytest.mark.parametrize(("rows", "most"), [(33, (40, 1)), (5, (6, 1)), (20, (24, 2))])
+def test_a_padded_batch_finds_its_room(rows: int, most: tuple[int, int]) -> None:
+    """The shape that a graph would be captured for, on a runner with room for few rows and requests."""
+    runner = KernelRunner(small(num_hidden_layers=1))
+    runner.allocate(64, 4, *most)
+    batch = Batch(np.arange(rows), np.arange(rows), [Segment(0, rows, 0, np.arange(rows))], np.arange(rows))
+    want = runner.forward(batch).logits.clone()
+    shape = Shape.of(batch).padded()
+    block = np.zeros(packing.size_of(shape, batch, 4), np.int32)
+    packing.fill(block, shape, batch, 4)
+    with torch.inference_mode():
+        logits, _ = runner._run(torch.from_numpy(block), shape, None, ())
+    assert_close(logits[:rows], want)
