@@ -71,10 +71,13 @@ class LLM:
             profile=profile,
         )
         from headstart.drafters import find
-        from headstart.models.load import load
+        from headstart.models.load import load, pick_device
+        from headstart.models.runners import require_kernels
 
         if config.method != "none":
             find(config)  # an unknown method is said before a model is loaded
+        if deterministic and isinstance(model, (str, Path)):
+            require_kernels(pick_device(device), kernels)
         if draft is not None and config.method != "draft_model":
             raise ConfigError("draft= was given, but the method is not draft_model.")
         if isinstance(model, (str, Path)):

@@ -138,15 +138,16 @@ def test_a_draft_model_grows_trees_through_the_kernels() -> None:
 
 @pytest.mark.parametrize("name", ["llama", "qwen3"])
 def test_many_rows_take_library_products_and_say_the_same(name: str, monkeypatch) -> None:
+    e = engine(small(name))
     monkeypatch.setattr(fused, "FEW", 3)
-    assert run(engine(small(name)), requests()) == wanted(name)
+    assert run(e, requests()) == wanted(name)
 
 
 @pytest.mark.parametrize("how", ["none", "oracle"])
 def test_prefill_in_pieces_under_memory_pressure(how: str) -> None:
-    """With 8 pages of 4 tokens for texts of up to 18: someone has to step aside."""
+    """With 6 pages of 4 tokens for texts of up to 18: someone has to step aside."""
     knowing()
-    e = engine(small(), SPECULATIVE[how], pages=8, max_batch_tokens=8)
+    e = engine(small(), SPECULATIVE[how], pages=6, max_batch_tokens=8)
     Watch(e)
     rs = requests()
     assert run(e, rs) == wanted()

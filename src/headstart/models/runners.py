@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from headstart.errors import ConfigError
 from headstart.models.kernels.launch import unusable
 from headstart.models.runner import TorchRunner
 from headstart.progress import note
+
+if TYPE_CHECKING:
+    import torch
 
 
 def make_runner(
@@ -16,16 +19,26 @@ def make_runner(
 ) -> TorchRunner:
     """Through Triton kernels and graphs on a GPU that can, the reference path everywhere else."""
     device = next(model.parameters()).device
-    why_not = unusable(device) if kernels else "they were switched off"
+    if deterministic:
+        require_kernels(device, kernels)
+    why_not = _why_not(device, kernels)
     if why_not is None:
         from headstart.models.kernel_runner import KernelRunner
 
         return KernelRunner(model, fuse, deterministic)
-    if deterministic:
-        raise ConfigError(f"deterministic needs Headstart's GPU kernels, and {why_not}. Leave deterministic out.")
     if device.type == "cuda" and kernels:
         _say(f"Headstart's GPU kernels are not used: {why_not}. Steps take the slower reference path.")
     return TorchRunner(model, fuse, wide)
+
+
+def require_kernels(device: torch.device, kernels: bool) -> None:
+    """Say at once that `deterministic` cannot be had."""
+    if (why_not := _why_not(device, kernels)) is not None:
+        raise ConfigError(f"deterministic needs Headstart's GPU kernels, and {why_not}. Leave deterministic out.")
+
+
+def _why_not(device: torch.device, kernels: bool) -> str | None:
+    return unusable(device) if kernels else "they were switched off"
 
 
 @functools.cache
