@@ -179,6 +179,7 @@ def an_engine(model: Any, speculative: Any = None, draft: Any = None, **options:
     runner = make_runner(model, **{n: options.pop(n) for n in names if n in options})
     seqs = options.get("max_num_seqs", 64)
     around = Surroundings(runner.vocab_size, device="cuda", max_model_len=4096, max_num_seqs=seqs, kv_memory=4 << 30)
+    around.takes_mail = runner.chooses
     if draft is not None:
         from headstart.models.load import Loaded
 

@@ -24,8 +24,9 @@ def engine(
     runner = model if isinstance(model, TorchRunner) else make_runner(model, **how)
     extras = {"draft_model": Loaded("draft", draft, None, frozenset(), 512, 211)} if draft is not None else {}
     around = Surroundings(
-        runner.vocab_size, device=str(runner.device), max_num_seqs=8, max_model_len=max_len, page_size=4, extras=extras
-    )
+        runner.vocab_size, device=str(runner.device), max_num_seqs=8, max_model_len=max_len, page_size=4, extras=extras,
+        takes_mail=runner.chooses,
+    )  # fmt: skip
     options = {"max_num_seqs": 8, "max_batch_tokens": 64, "page_size": 4} | config
     return Engine(runner, EngineConfig(**options), max_len, pages, spec, around)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -263,6 +263,15 @@ class Tree:
 
 
 @dataclass
+class Mail:
+    """Tokens of a draft that was not waited for: where they will lie on the device, and how to wait for them."""
+
+    device: torch.Tensor  # (M,) int32
+    index: np.ndarray  # (N,) where each node's token is among them
+    wait: Callable[[], Sequence[int]]  # the nodes' tokens
+
+
+@dataclass
 class Draft:
     """A drafter's answer to one view: the trees of B requests, laid end to end."""
 
@@ -271,6 +280,7 @@ class Draft:
     offsets: np.ndarray  # (B+1,) int64
     logq: torch.Tensor | None = None  # (Q, V) log-distributions that nodes were drawn from
     logq_rows: np.ndarray | None = None  # (N,) row of logq for each node
+    mail: Mail | None = None  # the tokens, where only the device knows them yet; `tokens` is PENDING then
 
     @staticmethod
     def of(trees: Sequence[Tree], logq: torch.Tensor | None = None) -> Draft:
@@ -369,16 +379,19 @@ class Choice:
 
 @dataclass
 class Batch:
-    """One forward. Prefill pieces and draft trees look the same here."""
+    """One forward. Prefill pieces and draft trees look the same here.
+
+    `source[t]` is -1 where `tokens[t]` holds; r >= 0: the token that row r of the last forward chose; -2, -3, ...: mail[0],
+    mail[1], ...
+    """
 
     tokens: np.ndarray  # (T,)
     positions: np.ndarray  # (T,)
     segments: list[Segment]
     rows: np.ndarray  # (R,) rows whose logits are asked
     hidden_layers: tuple[int, ...] = ()
-    source: np.ndarray | None = (
-        None  # (T,) take the token that this row of the last forward chose; -1: it is in `tokens`
-    )
+    source: np.ndarray | None = None  # (T,) where a token is that the host does not know
+    mail: torch.Tensor | None = None  # (M,) int32, tokens on the device
     choice: Choice | None = None  # for runners that choose tokens themselves
 
     @property
@@ -388,7 +401,9 @@ class Batch:
 
 
 class Landing(Protocol):
-    """Verdicts on their way from the device."""
+    """Verdicts on their way from the device. `device[b]` is (number accepted, bonus, ...) there, until the next forward."""
+
+    device: torch.Tensor
 
     def verdicts(self) -> list[Verdict | None]:
         """One for each segment that chose; waits for the device."""

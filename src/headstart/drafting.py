@@ -13,7 +13,7 @@ import torch
 
 from headstart import tree
 from headstart.config import SpeculativeConfig
-from headstart.core import Request, RequestView, Tree, Verdict, View
+from headstart.core import Draft, Request, RequestView, Tree, Verdict, View
 from headstart.drafters import WEIGHTLESS, Drafter, Surroundings, build
 from headstart.errors import ConfigError
 from headstart.progress import note
@@ -37,6 +37,29 @@ class Drafted:
     names: list[str]
     logq: list[torch.Tensor | None]
     asked: list[Asked] = field(default_factory=list)
+    mail: list[tuple[Draft, list[int]]] = field(default_factory=list)  # drafts that only the device knows; for whom
+
+    def sources(self) -> tuple[dict[int, list[int]], torch.Tensor | None]:
+        """For each tree whose tokens are in the mail, where: as `Batch.source` says it; and all the mail."""
+        where: dict[int, list[int]] = {}
+        start = 0
+        for draft, members in self.mail:
+            assert draft.mail is not None
+            for i, a in zip(members, draft.offsets.tolist(), strict=False):
+                index = draft.mail.index[a : a + len(self.trees[i])]
+                where[i] = (-2 - start - index).tolist()
+            start += len(draft.mail.device)
+        tensors = [draft.mail.device for draft, _ in self.mail if draft.mail is not None]
+        return where, torch.cat(tensors) if len(tensors) > 1 else (tensors[0] if tensors else None)
+
+    def open_mail(self) -> None:
+        """Put the tokens into the trees; waits until the device has told them."""
+        for draft, members in self.mail:
+            assert draft.mail is not None
+            tokens = list(draft.mail.wait())
+            for i, a in zip(members, draft.offsets.tolist(), strict=False):
+                self.trees[i].tokens[:] = tokens[a : a + len(self.trees[i])]
+        self.mail = []
 
 
 class Drafting:
@@ -96,12 +119,14 @@ class Drafting:
             return self._drop(asked.name, requests, f"gave {len(trees)} trees for {len(requests)} requests")
         for i, r, grown in zip(asked.members, requests, trees, strict=True):
             size = self.around.vocab_size
-            if wrong := tree.check(grown, size) or check_logq(grown, draft.logq, size):
+            if wrong := tree.check(grown, size, draft.mail is not None) or check_logq(grown, draft.logq, size):
                 self._drop(asked.name, [r], f"gave no tree: {wrong}")
                 continue
             out.trees[i] = tree.prune(grown, r.budget, r.max_depth)
             out.names[i], out.logq[i] = asked.name, draft.logq
         out.asked.append(asked)
+        if draft.mail is not None:
+            out.mail.append((draft, asked.members))
 
     def observe(self, drafted: Drafted, verdicts: Sequence[Verdict]) -> None:
         """Tell every drafter what became of its drafts."""

@@ -187,6 +187,8 @@ class Engine:
         chosen = self._choice(plan, drafted, batch, places) if self.runner.chooses else [False] * len(plan.ready)
         if before is not None:
             batch.source = _sources(plan, before)
+        elif drafted.mail:
+            batch.source, batch.mail = _mail_sources(plan, drafted, batch)
         clock.lap("host")
         forward = self.runner.forward(batch)
         clock.lap("target")
@@ -201,6 +203,7 @@ class Engine:
         if flight.forward.landing is not None:
             flight.forward.landing.verdicts()  # waits for the device
             self._landed = flight.clock.lap("target", since=self._landed)
+        flight.drafted.open_mail()
         verdicts = self._verify(flight)
         flight.clock.lap("verify")
         self._commit(flight, verdicts)
@@ -461,6 +464,16 @@ def _sources(plan: Plan, before: Flight) -> np.ndarray:
         rows += [-1] * (part.piece - 1)
         rows.append(last[part.request.id] if part.request.tokens[-1] == PENDING else -1)
     return np.array(rows, np.int64)
+
+
+def _mail_sources(plan: Plan, drafted: Drafted, batch: Batch) -> tuple[np.ndarray, torch.Tensor | None]:
+    """The same for drafts that only the device knows yet."""
+    where, mail = drafted.sources()
+    source = np.full(len(batch.tokens), -1, np.int64)
+    ready = [s for p, s in zip(plan.parts, batch.segments, strict=True) if p.ready]
+    for i, places in where.items():
+        source[ready[i].stop - len(places) : ready[i].stop] = places
+    return source, mail
 
 
 def _parents(piece: int, draft: Tree) -> np.ndarray | None:

@@ -357,6 +357,7 @@ def _start(
         int(memory * share) or None,
         engine_config.page_size,
         kernels=engine_config.kernels,
+        takes_mail=runner.chooses and (draft is None or runner.device == next(draft.model.parameters()).device),
         extras={"draft_model": draft} if draft else {},
     )
     decode = None if model.tokenizer is None else model.tokenizer.decode

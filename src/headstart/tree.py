@@ -47,14 +47,14 @@ def ancestor_mask(parents: Sequence[int] | np.ndarray) -> np.ndarray:
     return mask
 
 
-def check(tree: Tree, vocab_size: int) -> str | None:
-    """Why this is no tree, or None when it is one."""
+def check(tree: Tree, vocab_size: int, pending: bool = False) -> str | None:
+    """Why this is no tree, or None when it is one. `pending`: its tokens are not known yet."""
     if len(tree.parents) != len(tree.tokens):
         return f"{len(tree.tokens)} tokens but {len(tree.parents)} parents"
     for i, (t, p) in enumerate(zip(tree.tokens, tree.parents, strict=True)):
         if not -1 <= p < i:
             return f"node {i} has parent {p}; a parent stands before its child"
-        if not 0 <= t < vocab_size:
+        if not (pending or 0 <= t < vocab_size):
             return f"node {i} holds token {t}, outside the vocabulary of {vocab_size}"
     return None
 

@@ -40,6 +40,7 @@ class Surroundings:
     kv_memory: int | None = None
     page_size: int = 16
     kernels: bool = True  # whether a model of its own may run through the GPU kernels
+    takes_mail: bool = False  # the target reads draft tokens from this device, so that nobody needs to wait for them
     extras: dict[str, Any] = field(default_factory=dict)  # "draft_model": a loaded one
 
 

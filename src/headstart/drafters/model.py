@@ -25,10 +25,12 @@ import torch
 
 from headstart.config import SpeculativeConfig
 from headstart.core import (
+    PENDING,
     Batch,
     Choice,
     Draft,
     Landing,
+    Mail,
     Request,
     RequestView,
     SamplingParams,
@@ -154,13 +156,12 @@ class ModelDrafter(Drafter):
 
     def _grow(self, view: View, growths: list[Growth]) -> Draft:
         logq: list[torch.Tensor] = []
-        if self.straight and growths and all(not g.samples and temperature_alone(g.rule) for g in growths):
-            self._run_chains(growths)
-        else:
-            self._catch_up(growths)
-            self._grow_levels(growths, logq)
         for g in growths:
             self._memory[g.view.id].growth = g
+        if self.straight and growths and all(not g.samples and temperature_alone(g.rule) for g in growths):
+            return self._run_chains(view, growths)
+        self._catch_up(growths)
+        self._grow_levels(growths, logq)
         done = {g.view.id: self._finish(g) for g in growths}
         trees = [done.get(r.id, Tree()) for r in view.requests]
         return Draft.of(trees, torch.cat(logq) if logq else None)
@@ -290,8 +291,8 @@ class ModelDrafter(Drafter):
         return logits if self.map.kind == vocab.STRING else self.map.lift(logits)
 
     # -------------------------------------------------------------- chains that the runner draws
-    def _run_chains(self, growths: list[Growth]) -> None:
-        """Queue every forward of every chain; then wait, once, for what was chosen."""
+    def _run_chains(self, view: View, growths: list[Growth]) -> Draft:
+        """Queue every forward of every chain. Nobody waits here where the target takes its mail on the device."""
         queued: list[tuple[list[Piece], Landing]] = []
         for batch in _reads(growths):
             pieces = []
@@ -302,6 +303,7 @@ class ModelDrafter(Drafter):
             queued.append((pieces, self._draw(pieces)))
         sources = _last_rows(queued[-1][0])
         first = {} if len(queued) == 1 else _chosen(queued)  # only the last forward's choices are still on the device
+        mail = [] if first else [queued[-1][1].device[:, 1].clone()]
         for level in range(1, max(g.depth for g in growths)):
             pieces = []
             for g in growths:
@@ -311,12 +313,44 @@ class ModelDrafter(Drafter):
                     pieces.append(Piece(g, known, len(g.context) + level - 1, level, source=source))
             queued.append((pieces, self._draw(pieces)))
             sources = _last_rows(pieces)
+            mail.append(queued[-1][1].device[:, 1].clone())
+        if first or not self.around.takes_mail:
+            self._open(growths, queued)
+            done = {g.view.id: self._finish(g) for g in growths}
+            return Draft.of([done.get(r.id, Tree()) for r in view.requests])
+        return self._send(view, growths, queued, mail)
+
+    def _open(self, growths: list[Growth], queued: list[tuple[list[Piece], Landing]]) -> None:
+        """Wait for what was chosen; a chain ends with a token that ends the text."""
         chosen = _chosen(queued)
         for g in growths:
             ends = next((i + 1 for i, t in enumerate(chosen[id(g)]) if t in g.rule.stop_ids), g.depth)
             g.draft_tokens = chosen[id(g)][:ends]
             g.tree, g.values = Tree.chain(g.draft_tokens), [1.0] * len(g.draft_tokens)
             g.expanded = list(range(min(g.depth - 1, len(g.tree))))
+
+    def _send(
+        self, view: View, growths: list[Growth], queued: list[tuple[list[Piece], Landing]], mail: list[torch.Tensor]
+    ) -> Draft:
+        """A draft whose tokens the target finds on the device; whoever needs them here waits for them then."""
+        depth = {g.view.id: g.depth if g.depth >= self.config.min_draft_tokens else 0 for g in growths}
+        place: dict[int, list[int]] = {id(g): [] for g in growths}
+        start = 0
+        for pieces, _ in queued:
+            for i, p in enumerate(pieces):
+                place[id(p.growth)].append(start + i)
+            start += len(pieces)
+        by_id = {g.view.id: g for g in growths}
+        order = [place[id(by_id[r.id])][: depth[r.id]] if r.id in by_id else [] for r in view.requests]
+        draft = Draft.of([Tree.chain([PENDING] * len(o)) for o in order])
+
+        def wait() -> list[int]:
+            self._open(growths, queued)
+            chosen = _chosen(queued)
+            return [t for r, o in zip(view.requests, order, strict=True) for t in chosen[id(by_id[r.id])][: len(o)]]
+
+        draft.mail = Mail(torch.cat(mail), np.array([i for o in order for i in o], dtype=np.int64), wait)
+        return draft
 
     def _draw(self, pieces: list[Piece]) -> Landing:
         """One forward in which the last row of each piece that asks chooses a token."""

@@ -72,7 +72,7 @@ class FusedModel(LeanModel):
     ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
         assert self.scratch is not None
         stream = Stream.of(len(tokens), self.embed.weight.shape[1], self.dtype, self.device, self.eps)
-        embed(tokens, context.source, context.chosen, self.embed.weight, self.blocks[0].norm_in, stream)
+        embed(tokens, context.source, context.chosen, context.mail, self.embed.weight, self.blocks[0].norm_in, stream)
         hidden = {0: stream.x.clone()} if 0 in taps else {}
         gains = [b.norm_in for b in self.blocks[1:]] + [self.norm]
         for i, (block, gain) in enumerate(zip(self.blocks, gains, strict=True)):

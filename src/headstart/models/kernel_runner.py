@@ -57,7 +57,8 @@ class Budget:
 class Landing:
     """Verdicts on their way to the host."""
 
-    block: torch.Tensor  # (B, stride) int32, pinned
+    device: torch.Tensor  # (B, stride) int32: where they are on the device until the next forward
+    block: torch.Tensor  # the same, pinned: where they will be on the host
     ready: Any  # an event, or None where nothing has to be waited for
     nodes: np.ndarray  # (B,) draft nodes, -1: the segment chooses nothing
     _seen: list[Verdict | None] | None = None
@@ -134,6 +135,7 @@ class KernelRunner(TorchRunner):
         self.graph_rows = _graph_rows(self.device, self.vocab_size, max_rows)
         self.logits = torch.empty(self.graph_rows, self.vocab_size, dtype=torch.float32, device=self.device)
         self.chosen = torch.zeros(max_rows + 1, dtype=torch.int32, device=self.device)
+        self.mail = torch.zeros(max_rows, dtype=torch.int32, device=self.device)
         self.desk = choose.Desk(max_rows, self.vocab_size, self.device)
         self.room = self._room()
         self.block = torch.zeros(BLOCK_SIZE, dtype=torch.int32, device=self.device)
@@ -179,6 +181,8 @@ class KernelRunner(TorchRunner):
         )
         if not graphable:
             shape, size = exact, packing.size_of(exact, batch, self.page_size)
+        if batch.mail is not None:
+            self.mail[: len(batch.mail)].copy_(batch.mail)
         host = self._out.take(size)
         used = packing.fill(host.numpy(), shape, batch, self.page_size)
         if graphable:
@@ -222,7 +226,15 @@ class KernelRunner(TorchRunner):
 
         layout = packing.layout(block, shape, self.page_size)
         context = PagedContext(
-            layout, self.keys, self.values, self.room, self.processors, self.deterministic, get("source"), self.chosen
+            layout,
+            self.keys,
+            self.values,
+            self.room,
+            self.processors,
+            self.deterministic,
+            get("source"),
+            self.chosen,
+            self.mail,
         )
         tokens = get("tokens")
         if isinstance(self.lean, FusedModel):
@@ -245,8 +257,9 @@ class KernelRunner(TorchRunner):
             return None
         count, stride = len(batch.segments), 2 + shape.new
         host = self._back.take(count * stride)
-        host.copy_(self.verdict[: count * stride], non_blocking=True)
-        return Landing(host.view(count, stride), self._back.mark(), batch.choice.nodes)
+        verdict = self.verdict[: count * stride]
+        host.copy_(verdict, non_blocking=True)
+        return Landing(verdict.view(count, stride), host.view(count, stride), self._back.mark(), batch.choice.nodes)
 
     # ------------------------------------------------------------------ graphs
     def _graph(self, shape: Shape, taps: tuple[int, ...]) -> Graph | None:
@@ -257,7 +270,8 @@ class KernelRunner(TorchRunner):
                 self.graphs[key] = self._fastest(shape, taps)
             except RuntimeError as error:
                 self.graphs_allowed = False
-                note(f"This model's forward cannot be captured as a graph, so each step pays its launches: {error}")
+                why = str(error).split(". ")[0]
+                note(f"{type(self.model).__name__} runs without graphs, so each step pays its launches: {why}.")
                 return None
             self.budget.count += 1
             self.budget.seconds += time.perf_counter() - began

@@ -31,14 +31,16 @@ class PagedContext:
         deterministic: bool,
         source: torch.Tensor,
         chosen: torch.Tensor,
+        mail: torch.Tensor,
     ) -> None:
         self.layout, self.keys, self.values, self.room = layout, keys, values, room
         self.processors, self.deterministic = processors, deterministic
-        self.source, self.chosen = source, chosen  # (T,) and what the last forward chose
+        self.source, self.chosen, self.mail = source, chosen, mail  # where tokens are that the host did not know
 
     def resolve(self, tokens: torch.Tensor) -> torch.Tensor:
-        """The tokens, with those that the last forward chose put in."""
-        return torch.where(self.source < 0, tokens, self.chosen[self.source.clamp_min(0)])
+        """The tokens, with those put in that the host did not know."""
+        tokens = torch.where(self.source < 0, tokens, self.chosen[self.source.clamp_min(0)])
+        return torch.where(self.source > -2, tokens, self.mail[(-2 - self.source).clamp_min(0)])
 
     def attend(
         self,

@@ -216,8 +216,9 @@ def _qkv(
 
 @triton.jit
 def _embed(
-    tokens, source, chosen, table, gain, x, h, squares, K, MOST: tl.constexpr, PK: tl.constexpr, EARLY: tl.constexpr
-):
+    tokens, source, chosen, mail, table, gain, x, h, squares, K,
+    MOST: tl.constexpr, PK: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
     if EARLY:
         gdc_wait()
         gdc_launch_dependents()
@@ -226,6 +227,9 @@ def _embed(
     origin = tl.load(source + row)
     if origin >= 0:
         token = tl.load(chosen + origin)
+        tl.store(tokens + row, token)
+    elif origin < -1:
+        token = tl.load(mail - 2 - origin)
         tl.store(tokens + row, token)
     col = tl.arange(0, PK)
     value = tl.load(table + token.to(tl.int64) * K + col, mask=col < K, other=0.0)
@@ -245,12 +249,14 @@ class Scratch:
 
 
 def embed(
-    tokens: torch.Tensor, source: torch.Tensor, chosen: torch.Tensor, table: torch.Tensor, gain: torch.Tensor, stream: Stream
+    tokens: torch.Tensor, source: torch.Tensor, chosen: torch.Tensor, mail: torch.Tensor, table: torch.Tensor,
+    gain: torch.Tensor, stream: Stream,
 ) -> None:  # fmt: skip
-    """Begin a stream: rows of the table. Where `source` is not -1, the token is the one `chosen` there, and is noted."""
+    """Begin a stream: rows of the table. `source` says where a token is that `tokens` does not hold (see `Batch`); it is
+    noted there."""
     t, k = stream.x.shape
     _embed[(t,)](
-        tokens, source, chosen, table, gain, stream.x, stream.h, stream.squares, k, MOST_SQUARES,
+        tokens, source, chosen, mail, table, gain, stream.x, stream.h, stream.squares, k, MOST_SQUARES,
         triton.next_power_of_2(k), **early_launch(), num_warps=4,
     )  # fmt: skip
     stream.blocks = 1

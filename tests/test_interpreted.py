@@ -1,0 +1,26 @@
+"""The tests of the kernels, each file in a process of its own: Triton's interpreter is chosen when Triton is imported."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+FILES = sorted(path.name for path in (HERE / "interpreted").glob("test_*.py"))
+ALONE = {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "HEADSTART_TEST_DEVICE": "cpu"}
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None, reason="Triton is not installed: its kernels cannot run"
+)
+@pytest.mark.parametrize("name", FILES)
+def test_kernels_in_the_interpreter(name: str) -> None:
+    plain = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
+    command = [sys.executable, "-m", "pytest", str(HERE / "interpreted" / name), "-q", "-p", "no:cacheprovider"]
+    done = subprocess.run(command, cwd=HERE.parent, env=plain | ALONE, capture_output=True, text=True)
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
