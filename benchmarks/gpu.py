@@ -13,7 +13,8 @@ Parts
     engine   tokens per second of the whole engine, plain decoding, by batch size; how much of the step time is reached
     peers    transformers' `generate`, eager and with its compiled static cache, on the same weights in the same run
     pair     a draft model and ngram on real prompts: speed-up, block efficiency, share of the textbook prediction
-    same     outputs with and without speculation, alone and in batches; with --prompts N under `deterministic` too
+    same     are outputs the same with and without speculation, alone and in batches? For each first difference, its margin
+    deterministic   the same question under `deterministic`, where the answer has to be yes, and the steps' times there
 """
 
 from __future__ import annotations
@@ -385,15 +386,19 @@ def same(args: argparse.Namespace, model: Any, draft: Any, tokenizer: Any, deter
     for temperature in (0.0, 1.0):
         reference: list[list[int]] = []
         for name, spec in drafters.items():
-            for size in (1, 8, 64):
+            for size in (8, 64) if "tree" in name else (1, 8, 64):
                 own = draft.model if draft is not None and "draft" in name else None
+                began = time.perf_counter()
                 engine = an_engine(model.model, spec, own, max_num_seqs=size, **options)
                 texts = run_all(engine, prompts, args.tokens, temperature, model.eos_ids)
                 reference = reference or texts
                 different = [i for i, (a, b) in enumerate(zip(texts, reference, strict=True)) if a != b]
                 key = f"temperature {temperature:g}, {name}, batch {size}"
                 out[key] = {"different": len(different), "of": len(texts), "tokens": sum(map(len, texts))}
-                console.print(key, out[key])
+                if different and not temperature:
+                    margins = [margin(model.model, prompts[i], texts[i], reference[i]) for i in different]
+                    out[key]["largest margin at a first difference"] = max(margins)
+                console.print(key, out[key], f"{time.perf_counter() - began:.1f} s")
                 engine.close()
                 del engine
                 gc.collect()
@@ -472,8 +477,12 @@ def tables(result: dict[str, Any]) -> Iterator[tuple[str, list[list[str]]]]:
         yield "Speculation, batch 1", [["way", *keys, "identical"], *rows]
     for part in ("same", "same, deterministic"):
         if part in result:
-            rows = [[w, str(r["different"]), str(r["of"]), str(r["tokens"])] for w, r in result[part].items()]
-            yield f"Outputs: {part}", [["way", "different", "of", "tokens"], *rows]
+            worst = "largest margin at a first difference"
+            rows = [
+                [w, str(r["different"]), str(r["of"]), str(r["tokens"]), _ms(r.get(worst))]
+                for w, r in result[part].items()
+            ]
+            yield f"Outputs: {part}", [["way", "different", "of", "tokens", worst], *rows]
 
 
 def _ms(value: float | None) -> str:
@@ -497,7 +506,9 @@ def markdown(result: dict[str, Any]) -> str:
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default="steps,engine,peers,pair,same", help="parts to run, with commas")
+    parser.add_argument(
+        "--only", default="steps,engine,peers,pair,same,deterministic", help="parts to run, with commas"
+    )
     parser.add_argument("--shapes", default="8B,1.5B,0.5B,135M", help="shapes with random weights, with commas")
     parser.add_argument("--model", help="a real model: folder, GGUF file or name")
     parser.add_argument("--draft", help="a draft model for it")
@@ -527,7 +538,7 @@ def main() -> None:
         model = random_model(name)
         if "steps" in parts:
             result.setdefault("steps", {})[name] = steps(model)
-            if args.deterministic:
+            if "deterministic" in parts:
                 result["steps"][f"{name}, deterministic"] = steps(model, True)
         if "engine" in parts:
             result.setdefault("engine", {})[name] = engine_speeds(model)
@@ -545,8 +556,8 @@ def main() -> None:
             result["pair"] = pair(args, model, draft, tokenizer)
         if "same" in parts:
             result["same"] = same(args, model, draft, tokenizer, False)
-            if args.deterministic:
-                result["same, deterministic"] = same(args, model, draft, tokenizer, True)
+        if "deterministic" in parts:
+            result["same, deterministic"] = same(args, model, draft, tokenizer, True)
     show(result)
     if args.out:
         Path(args.out).write_text(json.dumps(result, indent=1))

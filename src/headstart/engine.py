@@ -148,8 +148,9 @@ class Engine:
     def close(self) -> None:
         for request in [*self.scheduler.running, *self.scheduler.waiting]:
             self.abort(request)
+        self._flight, self._parcels = None, []
         self.drafting.close()
-        self.runner.keys, self.runner.values = [], []
+        self.runner.release()
 
     @property
     def idle(self) -> bool:
@@ -336,11 +337,17 @@ class Engine:
                 index += range(root, root + 1 + len(draft))
         if walking:
             logits = forward.logits if len(index) == len(forward.logits) else forward.logits[index]
-            choices = sampling.choose(logits, lines)
+            choices = self._choose(logits, lines)
             for i, at in walking:
                 draft = drafted.trees[i]
                 verdicts[i] = verify.walk(draft, choices[at : at + 1 + len(draft)])
         return [v for v in verdicts if v is not None]
+
+    def _choose(self, logits: torch.Tensor, lines: list[sampling.Row]) -> list[int]:
+        """The tokens of these rows; row by row under `deterministic`, since a library's sums depend on how many there are."""
+        if not self.config.deterministic:
+            return sampling.choose(logits, lines)
+        return [sampling.choose(logits[i : i + 1], [line])[0] for i, line in enumerate(lines)]
 
     @staticmethod
     def _chance(request: Request) -> Chance:

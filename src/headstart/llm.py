@@ -361,7 +361,9 @@ def _start(
         extras={"draft_model": draft} if draft else {},
     )
     decode = None if model.tokenizer is None else model.tokenizer.decode
-    return EngineLoop(Engine(runner, engine_config, model.max_len, pages, config, around, decode))
+    engine = Engine(runner, engine_config, model.max_len, pages, config, around, decode)
+    runner.warm_up(config.nodes if config.method != "none" else 0, config.tree or config.method == "suffix")
+    return EngineLoop(engine)
 
 
 def _kv_memory(device: Any) -> int:

@@ -196,6 +196,9 @@ class ModelDrafter(Drafter):
         if self._memory.pop(request.id, None) is not None:
             self.pool.close(request.id)
 
+    def close(self) -> None:
+        self.runner.release()
+
     def describe(self) -> str:
         shape = f"trees of up to {self.config.nodes} nodes" if self.config.tree else "chains"
         return f"draft model, {shape}, {self.map.describe()}"

@@ -25,7 +25,7 @@ from headstart.models.lean import in_family
 from headstart.models.packing import Shape, step_up
 from headstart.models.paged import CHUNK, PagedContext
 from headstart.models.runner import TorchRunner
-from headstart.progress import note
+from headstart.progress import note, status
 
 BLOCK_SIZE = 1 << 20  # numbers in the block that graphs read; a larger batch runs without a graph
 LOGITS_SHARE = 1 / 32  # of the device's memory, for the logits of graphs
@@ -262,6 +262,28 @@ class KernelRunner(TorchRunner):
         return Landing(verdict.view(count, stride), host.view(count, stride), self._back.mark(), batch.choice.nodes)
 
     # ------------------------------------------------------------------ graphs
+    @torch.inference_mode()
+    def warm_up(self, nodes: int, trees: bool) -> None:
+        """Capture what a single request will need first; all else is captured when it is first met."""
+        if not self.graphs_allowed:
+            return
+        shapes = [Shape(1, 1, 1)]
+        if nodes:
+            shapes.append(Shape(nodes + 1, 1, nodes + 1, (nodes + 1) if trees else 0).padded())
+        with status("Preparing GPU kernels and graphs"):
+            for shape in shapes:
+                if shape.rows <= self.graph_rows:
+                    self._graph(shape, ())
+
+    def release(self) -> None:
+        """Let go of KV, graphs and everything that they read and write."""
+        self.synchronize()
+        super().release()
+        self.graphs.clear()
+        self.pools = []
+        for name in ("logits", "chosen", "mail", "desk", "room", "block", "verdict"):
+            self.__dict__.pop(name, None)
+
     def _graph(self, shape: Shape, taps: tuple[int, ...]) -> Graph | None:
         key = (shape, taps)
         if key not in self.graphs:

@@ -95,6 +95,13 @@ class TorchRunner:
         for pool in (*self.keys, *self.values):
             pool.index_copy_(0, dst, pool.index_select(0, src))
 
+    def warm_up(self, nodes: int, trees: bool) -> None:
+        """Prepare for steps of one request, plain and with drafts of so many nodes."""
+
+    def release(self) -> None:
+        """Let go of the KV."""
+        self.keys, self.values = [], []
+
     def synchronize(self) -> None:
         """Wait for the device: only profiling needs it."""
         if self.device.type == "cuda":

@@ -1,0 +1,131 @@
+"""What only a GPU can show: graphs, bfloat16, early launches, and the same bits for a row whoever its neighbours are.
+
+HEADSTART_TEST_DEVICE=cuda python -m pytest tests/test_gpu.py tests/test_engine.py tests/test_architectures.py
+"""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+
+from headstart.core import Batch, Choice, Segment
+from headstart.models.packing import trace
+from headstart.models.runner import TorchRunner
+
+if not torch.cuda.is_available():
+    pytest.skip("no CUDA device", allow_module_level=True)
+
+from headstart.models.kernel_runner import KernelRunner
+from tests import harness, tiny
+
+pytestmark = pytest.mark.gpu
+PAGE = 16
+SMALL = dict(
+    hidden_size=512, intermediate_size=1408, num_hidden_layers=4, num_attention_heads=8, num_key_value_heads=2, vocab_size=5000,
+)  # fmt: skip
+
+
+def small_model(kind: str = "llama", dtype: torch.dtype = torch.bfloat16) -> torch.nn.Module:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(kind, **SMALL, max_position_embeddings=2048)
+    return AutoModelForCausalLM.from_config(config).to("cuda", dtype).eval()
+
+
+def a_batch(sizes: list[tuple[int, int, bool]], seed: int = 0) -> Batch:
+    """Requests of (context, new tokens, tree), with pages in no order."""
+    rng, segments, positions, start = np.random.default_rng(seed), [], [], 0
+    pages = iter(np.random.default_rng(1).permutation(400).tolist())
+    for context, new, tree in sizes:
+        own = np.array([next(pages) for _ in range(-(-(context + new) // PAGE))])
+        slots = (own[:, None] * PAGE + np.arange(PAGE)).reshape(-1)[: context + new]
+        parents = np.array([-1, *(int(rng.integers(0, i)) for i in range(1, new))]) if tree else None
+        depth = [len(p) - 1 for p in trace(parents)[1]] if parents is not None else range(new)
+        segments.append(Segment(start, start + new, context, slots, parents))
+        positions += [context + d for d in depth]
+        start += new
+    rows = np.arange(start)
+    tokens = np.random.default_rng(2).integers(0, 5000, start)
+    choice = Choice(np.zeros(start, np.float32), np.zeros((start, 2), np.int64), np.full(len(sizes), -1))
+    return Batch(tokens, np.array(positions), segments, rows, choice=choice)
+
+
+@torch.inference_mode()
+def filled(runner: TorchRunner) -> TorchRunner:
+    runner.allocate(400 * PAGE, PAGE, 512, 64)
+    for i, pool in enumerate((*runner.keys, *runner.values)):
+        generator = torch.Generator().manual_seed(i)
+        pool.copy_(torch.randn(pool.shape, generator=generator))
+    return runner
+
+
+MIXES = [
+    [(100, 1, False)],
+    [(300, 8, True)],
+    [(500, 64, True)],
+    [(40, 1, False)] * 20,
+    [(0, 200, False), (90, 5, True)],
+]
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("mix", MIXES, ids=str)
+def test_fused_and_unfused_agree_within_the_rounding_of_bfloat16(kind: str, mix: list[tuple[int, int, bool]]) -> None:
+    """Against the same weights in float32, fusing may not err noticeably more than the model's own forward does."""
+    model, batch = small_model(kind), a_batch(mix)
+    exact = filled(TorchRunner(copy.deepcopy(model).float(), fuse=False)).forward(batch).logits
+    own = filled(KernelRunner(copy.deepcopy(model), fuse=False)).forward(batch).logits.float()
+    fused = filled(KernelRunner(model)).forward(batch).logits.float()
+    scale = exact.std()
+    assert (fused - exact).std() / scale < 1.3 * (own - exact).std() / scale + 1e-3
+
+
+@pytest.mark.parametrize("mix", MIXES, ids=str)
+def test_a_graph_computes_what_its_launches_compute(mix: list[tuple[int, int, bool]]) -> None:
+    model, batch = small_model(), a_batch(mix)
+    with_graph, without = filled(KernelRunner(model)), filled(KernelRunner(model, graphs=False))
+    a = [with_graph.forward(batch).logits.clone() for _ in range(3)]
+    assert torch.equal(a[0], a[1]) and torch.equal(a[1], a[2])
+    torch.testing.assert_close(a[0], without.forward(batch).logits, atol=0.1, rtol=0.05)
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+def test_deterministic_rows_have_the_same_bits_in_every_company(kind: str, dtype: torch.dtype) -> None:
+    """One request alone, and the same among others: its logits are equal bit by bit."""
+    runner = filled(KernelRunner(small_model(kind, dtype), deterministic=True))
+    first, others = (333, 7, True), [(20, 1, False), (64, 30, True), (700, 1, False), (0, 150, False)]
+    alone = runner.forward(a_batch([first])).logits.clone()
+    for count in range(1, len(others) + 1):
+        batch = a_batch([first, *others[:count]])
+        assert torch.equal(runner.forward(batch).logits[: len(alone)], alone)
+
+
+def test_deterministic_drafted_and_plain_have_the_same_bits() -> None:
+    """A chain verified in one forward, and the same tokens one after the other."""
+    runner = filled(KernelRunner(small_model(), deterministic=True))
+    whole = a_batch([(333, 9, False)])
+    together = runner.forward(whole).logits.clone()
+    segment = whole.segments[0]
+    for i in range(9):
+        one = Batch(
+            whole.tokens[i : i + 1], whole.positions[i : i + 1],
+            [Segment(0, 1, segment.context + i, segment.slots[: segment.context + i + 1])], np.arange(1),
+        )  # fmt: skip
+        assert torch.equal(runner.forward(one).logits[0], together[i])
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_steps_behind_steps_give_the_same_text(temperature: float) -> None:
+    """Plain decoding chains steps on placeholders; stop tokens and limits end requests in mid-flight."""
+    prompts = tiny.prompts(6)
+    texts = []
+    for runner in (KernelRunner(tiny.model("llama")), TorchRunner(tiny.model("llama"))):
+        asked = [harness.request(p, temperature=temperature, max_tokens=10 + 7 * i) for i, p in enumerate(prompts)]
+        texts.append(harness.run(harness.engine(runner), asked, arrivals=3))
+        assert all(t >= 0 for r in asked for t in r.tokens)
+    assert texts[0] == texts[1]
