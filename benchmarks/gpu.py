@@ -405,6 +405,17 @@ def same(args: argparse.Namespace, model: Any, draft: Any, tokenizer: Any, deter
     return out
 
 
+@torch.inference_mode()
+def margin(model: Any, prompt: list[int], ours: list[int], theirs: list[int]) -> float:
+    """How far apart the model itself puts the two tokens at which two texts part."""
+    at = next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), None)
+    if at is None:
+        return float("inf")
+    model.set_attn_implementation("sdpa")
+    logits = model(torch.tensor([prompt + theirs[:at]], device="cuda"), use_cache=False).logits[0, -1].float()
+    return float((logits[theirs[at]] - logits[ours[at]]).abs())
+
+
 def run_all(
     engine: Engine, prompts: list[list[int]], tokens: int, temperature: float, stop: frozenset[int]
 ) -> list[list[int]]:
