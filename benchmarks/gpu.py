@@ -379,7 +379,7 @@ def same(args: argparse.Namespace, model: Any, draft: Any, tokenizer: Any, deter
         "suffix": {"method": "suffix", "num_speculative_tokens": 16},
     }
     if draft is not None:
-        tree = {"method": "draft_model", "model": "x", "tree": True, "num_speculative_tokens": 4, "max_nodes": 12}
+        tree = {"method": "draft_model", "model": "x", "tree": True, "num_speculative_tokens": 4, "num_draft_nodes": 12}
         drafters["draft model, chain"] = {"method": "draft_model", "model": "x", "num_speculative_tokens": 4}
         drafters["draft model, tree"] = tree
     out: dict[str, Any] = {}

@@ -23,7 +23,7 @@ CASES = {
     "chains": [Part(18, 5), Part(0, 3), Part(33, 2)],
     "older entries": [Part(9, 4, older=5, tree=True), Part(17, 1, older=2, tree=True)],
     "a tree of more than one word": [Part(6, 6, older=36, tree=True)],
-    "prefill": [Part(0, 37), Part(21, 18)],
+    "prefill": [Part(0, 21), Part(21, 9)],
     "everything, of very different lengths": [Part(150), Part(0, 6), Part(33, 5, older=3, tree=True), Part(1)],
 }
 MIXED = [Part(40), Part(19, 4), Part(21, 5, older=3, tree=True), Part(0, 9)]
@@ -158,7 +158,7 @@ def path_alone(scene: Scene, segment: Segment, path: list[int], query: torch.Ten
 @pytest.mark.parametrize(
     "parts",
     [
-        [Part(43, 9, tree=True), Part(7)],
+        [Part(37, 7, tree=True), Part(7)],
         [Part(14, 4, older=4, tree=True), Part(30, 5)],
         [Part(2), Part(29, 8)],
     ],
@@ -183,7 +183,7 @@ def test_rows_that_attend_in_several_launches_get_the_same_bits(monkeypatch) -> 
     _, layout = pack(scene.batch, Shape.of(scene.batch))
     room = Room(128, 1024, 16, 16, CPU)
     nowhere = torch.full((len(scene.query),), -1)
-    context = PagedContext(layout, [scene.keys], [scene.values], room, 8, True, nowhere, ints([0]))
+    context = PagedContext(layout, [scene.keys], [scene.values], room, 8, True, nowhere, ints([0]), ints([0]))
     whole = context.read(0, scene.query, SCALE)
     monkeypatch.setattr(paged, "CHUNK", 7)
     assert torch.equal(context.read(0, scene.query, SCALE), whole)
@@ -201,15 +201,15 @@ def test_new_keys_and_values_are_written_before_they_are_read(deterministic: boo
     keys[write], values[write] = torch.nan, torch.nan
     nowhere = torch.full((len(scene.query),), -1)
     room = Room(128, 1024, 16, 16, CPU)
-    context = PagedContext(layout, [keys], [values], room, 2, deterministic, nowhere, ints([0]))
+    context = PagedContext(layout, [keys], [values], room, 2, deterministic, nowhere, ints([0]), ints([0]))
     assert_close(context.attend(0, scene.query, key, value, SCALE), scene.wanted())
     assert torch.equal(keys, scene.keys) and torch.equal(values, scene.values)
 
 
-def test_tokens_that_the_last_forward_chose_are_put_in() -> None:
+def test_tokens_that_only_the_device_knows_are_put_in() -> None:
     context = PagedContext.__new__(PagedContext)
-    context.source, context.chosen = ints([-1, 2, 0]), ints([31, 32, 33])
-    assert context.resolve(ints([7, 0, 0])).tolist() == [7, 33, 31]
+    context.source, context.chosen, context.mail = ints([-1, 2, 0, -3, -2]), ints([31, 32, 33]), ints([51, 52])
+    assert context.resolve(ints([7, 0, 0, 0, 0])).tolist() == [7, 33, 31, 52, 51]
 
 
 @pytest.mark.parametrize("parts", [[Part(9)], [Part(9, 5)], MIXED, [Part(0, 100)]])

@@ -152,29 +152,58 @@ def test_a_draft_model_grows_trees_through_the_kernels() -> None:
     assert sum(r.stats.accepted for r in rs) > 3
 
 
-@pytest.mark.parametrize("most", [512, 8])
-def test_a_draft_model_runs_ahead_in_chains_and_drafts_the_same(most: int, monkeypatch) -> None:
-    """Also where its first look at the prompts takes several forwards."""
-    monkeypatch.setattr(model, "MAX_BATCH_TOKENS", most)
-    spec, drafts = {"method": "draft_model", "num_speculative_tokens": 3}, []
-    for runner in (TorchRunner(small()), small()):
-        with monkeypatch.context() as patch:
-            if isinstance(runner, TorchRunner):
-                patch.setattr(model, "make_runner", lambda made, kernels: TorchRunner(made))
-            e = engine(runner, spec, draft=noisy())
+CHAIN = {"method": "draft_model", "num_speculative_tokens": 3}
+
+
+@pytest.mark.parametrize("how", ["by mail", "waiting", "waiting, after several forwards"])
+def test_a_draft_model_runs_ahead_in_chains_and_drafts_the_same(how: str, monkeypatch) -> None:
+    """The target finds the tokens on the device, unless the first look at the prompts took several forwards."""
+    monkeypatch.setattr(model, "MAX_BATCH_TOKENS", 8 if "several" in how else 512)
+    with monkeypatch.context() as patch:
+        patch.setattr(model, "make_runner", lambda made, kernels: TorchRunner(made))
+        reference = engine(TorchRunner(small()), CHAIN, draft=noisy())
+    kernels = engine(small(), CHAIN, draft=noisy())
+    drafter, mails = kernels.drafting.drafters["draft_model"], []
+    drafter.around.takes_mail = how == "by mail"
+    assert drafter.straight and not reference.drafting.drafters["draft_model"].straight
+    forward = kernels.runner.forward
+    kernels.runner.forward = lambda batch: (mails.append(batch.mail is not None), forward(batch))[1]
+    Watch(kernels)
+    drafts = []
+    for e in (reference, kernels):
         rs = requests(max_tokens=5)
         assert run(e, rs) == [w[:5] for w in wanted()]
-        drafter = next(iter(e.drafting.drafters.values()))
-        assert drafter.straight == (runner is not e.runner) and not drafter.pool.tables
         drafts.append([(r.stats.drafted, r.stats.accepted) for r in rs])
     assert drafts[0] == drafts[1] and 0 < sum(a for _, a in drafts[0]) < sum(d for d, _ in drafts[0])
+    assert any(mails) == (how == "by mail") and not drafter.pool.tables and not drafter._memory
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen3"])
-def test_many_rows_take_library_products_and_say_the_same(name: str, monkeypatch) -> None:
-    e = engine(small(name))
+@known("the draft's mail is opened for a request that got no draft")
+def test_a_text_that_is_too_long_for_the_draft_model_goes_on_beside_one_that_is_not() -> None:
+    e = engine(small(), CHAIN, draft=noisy())
+    e.drafting.drafters["draft_model"].max_len = 9
+    rs = requests(max_tokens=5)
+    assert run(e, rs) == [w[:5] for w in wanted()]
+    assert rs[0].stats.drafted > 0 and rs[2].stats.drafted == 0
+
+
+def test_a_request_is_cancelled_while_its_draft_is_in_the_mail() -> None:
+    e = engine(small(), CHAIN, draft=noisy())
+    for r in (rs := requests(PROMPTS[:2], max_tokens=5)):
+        e.add(r)
+    for _ in range(2):
+        e.step()
+    assert e._flight is not None and e._flight.drafted.mail
+    e.abort(rs[0])
+    run(e, [])
+    drafter = e.drafting.drafters["draft_model"]
+    assert rs[1].output == wanted()[1][:5] and not drafter.pool.tables and not drafter._memory
+
+
+def test_many_rows_take_library_products_and_say_the_same(monkeypatch) -> None:
+    e = engine(small("qwen3"))
     monkeypatch.setattr(fused, "FEW", 3)
-    assert run(e, requests()) == wanted(name)
+    assert run(e, requests()) == wanted("qwen3")
 
 
 @pytest.mark.parametrize("how", ["none", "oracle"])
@@ -188,7 +217,7 @@ def test_prefill_in_pieces_under_memory_pressure(how: str) -> None:
     assert how != "none" or sum(r.stats.preemptions for r in rs) > 0
 
 
-@pytest.mark.parametrize("how", ["none", "ngram", "rejection"])
+@pytest.mark.parametrize("how", ["none", "ngram", "oracle", "rejection"])
 def test_the_host_chooses_beside_the_device(how: str) -> None:
     """Logprobs, a penalty, top-p and min_tokens in one batch with a request that is served on the device."""
     spec = {**SPECULATIVE["ngram"], "verification": "rejection"} if how == "rejection" else SPECULATIVE[how]
@@ -200,10 +229,12 @@ def test_the_host_chooses_beside_the_device(how: str) -> None:
     ]
     prompts = [*PROMPTS, [5, 6, 5, 6]]
     theirs, ours = (requests(prompts, params, max_tokens=5) for _ in range(2))
-    want = run(engine(TorchRunner(small()), spec), theirs)
+    want = run(engine(TorchRunner(small()), spec if how == "rejection" else None), theirs)
+    tiny.Oracle.known = {tuple(p): w for p, w in zip(prompts, want, strict=True)}
     e = engine(small(), spec)
     Watch(e)
     assert run(e, ours) == want
+    assert how != "oracle" or all(r.stats.accepted > 1 for r in ours)
     for name in ("logprobs", "prompt_logprobs"):
         mine, other = ([x for x in getattr(r[0], name) if x] for r in (ours, theirs))
         assert [x.token for x in mine] == [x.token for x in other] and mine

@@ -56,13 +56,18 @@ def scratch() -> Scratch:
 
 
 # ------------------------------------------------------------------ against torch
-def test_embed_begins_a_stream_with_given_and_with_chosen_tokens() -> None:
+def test_embed_begins_a_stream_with_tokens_that_are_given_chosen_or_in_the_mail() -> None:
     table, gain = torch.randn(20, K), torch.rand(K)
-    tokens, source, chosen = ints([3, 0, 19, 0]), ints([-1, 2, -1, 0]), ints([11, 5, 7])
-    stream = Stream.of(4, K, torch.float32, CPU, EPS)
-    embed(tokens, source, chosen, table, gain, stream)
-    assert tokens.tolist() == [3, 7, 19, 11] and stream.blocks == 1
-    x = table[[3, 7, 19, 11]]
+    tokens, source, chosen, mail = (
+        ints([3, 0, 19, 0, 0, 0]),
+        ints([-1, 2, -1, 0, -2, -4]),
+        ints([11, 5, 7]),
+        ints([4, 9, 1]),
+    )
+    stream = Stream.of(6, K, torch.float32, CPU, EPS)
+    embed(tokens, source, chosen, mail, table, gain, stream)
+    assert tokens.tolist() == [3, 7, 19, 11, 4, 1] and stream.blocks == 1
+    x = table[tokens.long()]
     assert torch.equal(stream.x, x) and torch.equal(stream.h, x * gain)
     assert_close(stream.squares[:, 0], x.pow(2).sum(1))
 
