@@ -103,7 +103,8 @@ def a_batch(size: int, new: int, tree: bool, page: int = 16) -> Batch:
         segments.append(Segment(b * new, (b + 1) * new, CONTEXT, slots, parents))
         positions += [CONTEXT + d for d in depth]
     rows = np.arange(size * new)
-    choice = Choice(np.zeros(len(rows), np.float32), np.zeros((len(rows), 2), np.int64), np.full(size, new - 1))
+    choice = Choice.of(len(rows), size)
+    choice.nodes[:] = new - 1
     return Batch(rows % 1000, np.array(positions), segments, rows, choice=choice)
 
 

@@ -50,8 +50,7 @@ def a_batch(sizes: list[tuple[int, int, bool]], seed: int = 0) -> Batch:
         start += new
     rows = np.arange(start)
     tokens = np.random.default_rng(2).integers(0, 5000, start)
-    choice = Choice(np.zeros(start, np.float32), np.zeros((start, 2), np.int64), np.full(len(sizes), -1))
-    return Batch(tokens, np.array(positions), segments, rows, choice=choice)
+    return Batch(tokens, np.array(positions), segments, rows, choice=Choice.of(start, len(sizes)))
 
 
 @torch.inference_mode()

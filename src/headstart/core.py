@@ -374,7 +374,22 @@ class Choice:
 
     temperature: np.ndarray  # (R,) 0: greedy
     keys: np.ndarray  # (R, 2) words of the row's noise
+    top_k: np.ndarray  # (R,) 0: off
+    top_p: np.ndarray  # (R,) 1: off
+    min_p: np.ndarray  # (R,) 0: off
     nodes: np.ndarray  # (B,) -1: the segment chooses nothing
+
+    @staticmethod
+    def of(num_rows: int, num_segments: int) -> Choice:
+        """Every row greedy, no segment chooses."""
+        flat = [np.zeros(num_rows, np.float32) for _ in range(3)]
+        keys, top_k = np.zeros((num_rows, 2), np.int64), np.zeros(num_rows, np.int64)
+        return Choice(flat[0], keys, top_k, flat[1] + 1, flat[2], np.full(num_segments, -1, np.int64))
+
+    @property
+    def truncates(self) -> bool:
+        """Some row leaves out unlikely tokens."""
+        return bool((self.top_k > 0).any() or (self.top_p < 1).any() or (self.min_p > 0).any())
 
 
 @dataclass
@@ -406,7 +421,7 @@ class Landing(Protocol):
     device: torch.Tensor
 
     def verdicts(self) -> list[Verdict | None]:
-        """One for each segment that chose; waits for the device."""
+        """One for each segment, None where the host has to decide; waits for the device."""
         ...
 
 

@@ -27,7 +27,7 @@ from headstart.drafting import Drafted, Drafting
 from headstart.errors import BadInput
 from headstart.kv import KVPool
 from headstart.models.runner import TorchRunner
-from headstart.noise import Chance, derive_seed, row_keys
+from headstart.noise import Chance, derive_seed
 from headstart.policy import Load, Policy, StepTimes
 from headstart.policy.fixed import FixedPolicy
 from headstart.scheduler import Plan, Planned, Scheduler
@@ -70,7 +70,7 @@ class Flight:
     places: list[Place]
     forward: Forward
     clock: Clock
-    chosen: list[bool]  # for each ready part: the runner chooses
+    chosen: list[bool]  # for each ready part: the runner chooses, or has chosen
     expected: list[Request] = field(default_factory=list)  # went on, on placeholders for this step's tokens
 
     @property
@@ -232,7 +232,7 @@ class Engine:
         if any(self._wants_prompt(p.request) for p in flight.plan.parts):
             return False
         ready = [p.request for p in flight.plan.ready if p.request.finish_reason is None]
-        if not all(sampling.temperature_alone(r) and r.params.logprobs is None for r in ready):
+        if not all(sampling.is_sure(r) and r.params.logprobs is None for r in ready):
             return False
         budgets = self.policy.budget(ready, Load(len(self.scheduler.running), len(self.scheduler.waiting), 0))
         return not any(b and self._drafts_for(r) for b, r in zip(budgets, ready, strict=True))
@@ -287,23 +287,19 @@ class Engine:
 
     def _choice(self, plan: Plan, drafted: Drafted, batch: Batch, places: list[Place]) -> list[bool]:
         """Let the runner choose for the requests that it can serve. Returns for which ready parts it will."""
-        nodes = np.full(len(plan.parts), -1, np.int64)
-        temperature, keys = np.zeros(len(batch.rows), np.float32), np.zeros((len(batch.rows), 2), np.int64)
+        choice = batch.choice = Choice.of(len(batch.rows), len(plan.parts))
         chosen: list[bool] = []
         grown = iter(drafted.trees)
         for i, (part, place) in enumerate(zip(plan.parts, places, strict=True)):
             if not part.ready:
                 continue
             r, draft = part.request, next(grown)
-            chosen.append(sampling.temperature_alone(r) and not self._rejects(r))
+            chosen.append(sampling.can_ask(r) and not self._rejects(r))
             if chosen[-1]:
-                nodes[i] = len(draft)
-            if chosen[-1] and not r.params.greedy:
-                lines = slice(place.root, place.root + 1 + len(draft))
-                temperature[lines] = r.params.temperature
+                choice.nodes[i] = len(draft)
                 depths = [0, *tree.depths(draft.parents)]
-                keys[lines] = row_keys([r.seed] * len(depths), [len(r.tokens) + d for d in depths])
-        batch.choice = Choice(temperature, keys, nodes)
+                lines = slice(place.root, place.root + len(depths))
+                sampling.ask(choice, lines, r, [len(r.tokens) + d for d in depths])
         return chosen
 
     def _rejects(self, request: Request) -> bool:
@@ -320,6 +316,7 @@ class Engine:
         landing, forward, drafted = flight.forward.landing, flight.forward, flight.drafted
         told = landing.verdicts() if landing is not None else [None] * len(flight.places)
         ready = [(p, x, v) for p, x, v in zip(flight.plan.parts, flight.places, told, strict=True) if p.ready]
+        flight.chosen = [v is not None for _, _, v in ready]
         walking: list[tuple[int, int]] = []
         lines: list[sampling.Row] = []
         index: list[int] = []

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from headstart.core import Request, TokenLogprobs
+from headstart.core import Choice, Request, TokenLogprobs
 from headstart.noise import gumbel, row_keys
 
 SHORTLIST = 1024  # tokens looked at first under top-k / top-p; all of them when these do not hold the mass
@@ -97,10 +97,26 @@ def argmax(logits: torch.Tensor) -> list[int]:
     return logits.argmax(-1).tolist()
 
 
-def temperature_alone(request: Request) -> bool:
-    """Is the choice of this request's next tokens nothing but its logits, temperature and noise?"""
-    p, row = request.params, Row(request)
-    return not _adjusts(row) and (p.greedy or not (_truncates(row) or p.min_p > 0))
+# ------------------------------------------------------------------ for runners that choose
+def can_ask(request: Request) -> bool:
+    """Can a runner choose this request's next tokens: from its logits, temperature, noise, top-k, top-p and min-p alone?"""
+    return not _adjusts(Row(request)) and (request.params.greedy or request.params.typical_p >= 1)
+
+
+def is_sure(request: Request) -> bool:
+    """Will a runner that is asked always answer? Where unlikely tokens are left out, it may hand the question back."""
+    p = request.params
+    return can_ask(request) and (p.greedy or not (_truncates(Row(request)) or p.min_p > 0))
+
+
+def ask(choice: Choice, lines: slice, request: Request, positions: Sequence[int]) -> None:
+    """Enter how the rows `lines` choose the tokens at these positions."""
+    p = request.params
+    if p.greedy:
+        return
+    choice.temperature[lines] = p.temperature
+    choice.keys[lines] = row_keys([request.seed] * len(positions), list(positions))
+    choice.top_k[lines], choice.top_p[lines], choice.min_p[lines] = max(p.top_k, 0), p.top_p, p.min_p
 
 
 # ------------------------------------------------------------------ bias, bans, penalties

@@ -228,7 +228,7 @@ def test_the_host_chooses_beside_the_device(how: str) -> None:
         dict(temperature=1.0, min_tokens=3),
     ]
     prompts = [*PROMPTS, [5, 6, 5, 6]]
-    theirs, ours = (requests(prompts, params, max_tokens=5) for _ in range(2))
+    theirs, ours = (requests(prompts, params, max_tokens=7) for _ in range(2))
     want = run(engine(TorchRunner(small()), spec if how == "rejection" else None), theirs)
     tiny.Oracle.known = {tuple(p): w for p, w in zip(prompts, want, strict=True)}
     e = engine(small(), spec)

@@ -45,9 +45,9 @@ from headstart.kv import KVPool
 from headstart.models import vocab
 from headstart.models.load import Loaded
 from headstart.models.runners import make_runner
-from headstart.noise import derive_seed, row_keys
+from headstart.noise import derive_seed
 from headstart.progress import note
-from headstart.sampling import Row, temperature_alone, top_scores
+from headstart.sampling import Row, ask, can_ask, top_scores
 from headstart.tree import best_nodes, depths, path, select
 
 MAX_BATCH_TOKENS = 512
@@ -101,6 +101,7 @@ class ModelDrafter(Drafter):
         super().__init__(config, around)
         loaded = self._load()
         self.runner = make_runner(loaded.model, kernels=around.kernels)
+        self.runner.lenient = True
         self.tokenizer, self.max_len = loaded.tokenizer, loaded.max_len
         self.map = self._map(loaded)
         if self.map.kind == vocab.STRING and config.tree:
@@ -158,7 +159,7 @@ class ModelDrafter(Drafter):
         logq: list[torch.Tensor] = []
         for g in growths:
             self._memory[g.view.id].growth = g
-        if self.straight and growths and all(not g.samples and temperature_alone(g.rule) for g in growths):
+        if self.straight and growths and all(not g.samples and can_ask(g.rule) for g in growths):
             return self._run_chains(view, growths)
         self._catch_up(growths)
         self._grow_levels(growths, logq)
@@ -359,8 +360,10 @@ class ModelDrafter(Drafter):
         """One forward in which the last row of each piece that asks chooses a token."""
         starts = list(itertools.accumulate((len(p.tokens) for p in pieces), initial=0))
         asking = [(p, stop - 1) for p, stop in zip(pieces, starts[1:], strict=True) if p.asks]
-        heat = [0.0 if p.growth.rule.params.greedy else p.growth.rule.params.temperature for p, _ in asking]
-        keys = row_keys([p.growth.rule.seed for p, _ in asking], [p.growth.length + p.level for p, _ in asking])
+        choice = Choice.of(len(asking), len(pieces))
+        choice.nodes[:] = [0 if p.asks else -1 for p in pieces]
+        for i, (p, _) in enumerate(asking):
+            ask(choice, slice(i, i + 1), p.growth.rule, [p.growth.length + p.level])
         segments = [
             Segment(start, start + len(p.tokens), p.at, self.pool.slots(p.growth.view.id, p.at + len(p.tokens)))
             for p, start in zip(pieces, starts, strict=False)
@@ -371,11 +374,7 @@ class ModelDrafter(Drafter):
             segments,
             np.array([row for _, row in asking], dtype=np.int64),
             source=np.array([s for p in pieces for s in ([-1] * (len(p.tokens) - 1) + [p.source])], dtype=np.int64),
-            choice=Choice(
-                np.array(heat, np.float32),
-                np.array(keys, np.int64).reshape(-1, 2),
-                np.array([0 if p.asks else -1 for p in pieces], np.int64),
-            ),
+            choice=choice,
         )
         landing = self.runner.forward(batch).landing
         assert landing is not None

@@ -55,7 +55,7 @@ class Budget:
 
 @dataclass
 class Landing:
-    """Verdicts on their way to the host."""
+    """Verdicts on their way to the host. None: the segment chose nothing, or the host has to decide."""
 
     device: torch.Tensor  # (B, stride) int32: where they are on the device until the next forward
     block: torch.Tensor  # the same, pinned: where they will be on the host
@@ -64,13 +64,13 @@ class Landing:
     _seen: list[Verdict | None] | None = None
 
     def verdicts(self) -> list[Verdict | None]:
-        """One for each segment that chose; waits for the device."""
+        """One for each segment; waits for the device."""
         if self._seen is None:
             if self.ready is not None:
                 self.ready.synchronize()
             rows = self.block[:, : 2 + max(0, int(self.nodes.max(initial=0)))].tolist()
             self._seen = [
-                None if n < 0 else Verdict(row[2 : 2 + row[0]], row[1])
+                None if n < 0 or row[0] < 0 else Verdict(row[2 : 2 + row[0]], row[1])
                 for n, row in zip(self.nodes.tolist(), rows, strict=True)
             ]
         return self._seen
@@ -242,8 +242,12 @@ class KernelRunner(TorchRunner):
         else:
             tokens.copy_(context.resolve(tokens))
             logits, hidden = self._model(tokens.long(), layout.positions.long(), context, rows, taps)
-        asks = choose.Asks(get("temperature").view(torch.float32), get("keys"))
-        choose.choose(logits, asks, self.chosen, self.desk, None if rows is None else rows.int())
+        heat, top_p, min_p = (get(name).view(torch.float32) for name in ("temperature", "top_p", "min_p"))
+        asks = choose.Asks(heat, get("keys"), get("top_k"), top_p, min_p)
+        lines = None if rows is None else rows.int()
+        choose.choose(logits, asks, self.chosen, self.desk, lines)
+        if shape.truncates:
+            choose.choose_short(logits, asks, self.chosen, self.desk, lines, self.lenient)
         stride = 2 + shape.new
         verdict = self.verdict[: shape.segments * stride].view(shape.segments, stride)
         choose.walk(self.chosen, tokens, get("parent"), get("root"), get("nodes"), verdict, shape.new)

@@ -29,22 +29,24 @@ class Shape:
     segments: int
     new: int
     width: int = 0
+    truncates: bool = False  # some row leaves out unlikely tokens
 
     @staticmethod
     def of(batch: Batch) -> Shape:
         """The exact size of this batch."""
         trees = [len(s.parents) for s in batch.segments if s.parents is not None]
         new = max(s.num_new for s in batch.segments)
-        return Shape(len(batch.tokens), len(batch.segments), new, max(trees, default=0))
+        truncates = batch.choice is not None and batch.choice.truncates
+        return Shape(len(batch.tokens), len(batch.segments), new, max(trees, default=0), truncates)
 
     def padded(self) -> Shape:
         """The bucket that this size falls into."""
         if self.rows == self.segments and not self.width:
             rows = step_up(self.rows)
-            return Shape(rows, rows, 1)
+            return Shape(rows, rows, 1, 0, self.truncates)
         new = max(8, 1 << (self.new - 1).bit_length())
         width = max(16, 1 << (self.width - 1).bit_length()) if self.width else 0
-        return Shape(step_up(self.rows), step_up(self.segments), max(new, width), width)
+        return Shape(step_up(self.rows), step_up(self.segments), max(new, width), width, self.truncates)
 
     @property
     def words(self) -> int:
@@ -64,7 +66,19 @@ class Sections:
 
     def __init__(self, shape: Shape) -> None:
         t, b, w, s = shape.rows, shape.segments, shape.words, shape.width
-        by_row = ("tokens", "source", "positions", "slots", "at", "shared", "temperature", "parent")
+        by_row = (
+            "tokens",
+            "source",
+            "positions",
+            "slots",
+            "at",
+            "shared",
+            "parent",
+            "temperature",
+            "top_k",
+            "top_p",
+            "min_p",
+        )
         by_segment = ("start", "stop", "context", "entries", "table", "is_tree", "depth_at", "root", "nodes")
         dims: dict[str, tuple[int, ...]] = {"keys": (2, t), "words": (t, w), "above": (t, s), "depths": (b * s,)}
         dims |= dict.fromkeys(by_row, (t,)) | dict.fromkeys(by_segment, (b,))
@@ -154,7 +168,9 @@ def fill(block: np.ndarray, shape: Shape, batch: Batch, page_size: int) -> int:
 def _fill_choice(get: Callable[[str], np.ndarray], batch: Batch, choice: Choice) -> None:
     """Temperature and noise of the asked rows; where each draft hangs, and under which of its rows each node."""
     rows: Any = batch.rows if len(batch.rows) < len(batch.tokens) else slice(0, len(batch.rows))
-    get("temperature").view(np.float32)[rows] = choice.temperature
+    for name in ("temperature", "top_p", "min_p"):
+        get(name).view(np.float32)[rows] = getattr(choice, name)
+    get("top_k")[rows] = choice.top_k
     get("keys").view(np.uint32)[:, rows] = choice.keys.T
     nodes = choice.nodes
     get("nodes")[: len(nodes)] = nodes

@@ -18,6 +18,7 @@ class TorchRunner:
     """`forward(batch)` and `move(source, target)` over one model and its KV tensors, on CPU or GPU."""
 
     chooses = False  # whether it chooses tokens itself where a batch says how
+    lenient = False  # whether it may then choose among the likeliest tokens where that is not exact: fine for drafts
 
     def __init__(self, model: Any, fuse: bool = True, wide: bool = False) -> None:
         self.model = model.eval()

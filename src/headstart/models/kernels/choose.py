@@ -1,6 +1,7 @@
 """The end of a step on the device: each row's token, the walk down the draft, and accepted keys and values moving up.
 
-The same rules as `sampling` and `verify`, for the requests that these kernels can serve: greedy, or temperature alone.
+The same rules as `sampling` and `verify`. Rows that leave out unlikely tokens look at the SHORTLIST likeliest, in order; where
+what they keep may reach beyond that list, they choose nothing (-1), and the host decides.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from headstart.models.kernels.attention import Layout, _slots
 from headstart.models.kernels.launch import early_launch
 
 BLOCK = 4096  # tokens that one program looks at
+SHORTLIST = 1024
 
 
 @triton.jit
@@ -74,8 +76,83 @@ def _choose(
 
 
 @triton.jit
+def _mass(
+    logits, rows, temperature, top_p, best, sums, mass, arrived, V,
+    MAPPED: tl.constexpr, BLOCKS: tl.constexpr, PAD: tl.constexpr, BV: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    """log of the sum of exp(logits / temperature) of each row that needs it."""
+    if EARLY:
+        gdc_wait()
+        gdc_launch_dependents()
+    line, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    row = line
+    if MAPPED:
+        row = tl.load(rows + line)
+    heat = tl.load(temperature + row)
+    if (heat > 0) & (tl.load(top_p + row) < 1):
+        token = block * BV + tl.arange(0, BV)
+        score = tl.load(logits + line * V + token, mask=token < V, other=-float("inf")).to(tl.float32)
+        score = tl.div_rn(score, heat)
+        top = tl.max(score, 0)
+        tl.store(best + line * BLOCKS + block, top)
+        tl.store(sums + line * BLOCKS + block, tl.sum(tl.exp(score - top), 0))
+        tl.debug_barrier()
+        if tl.atomic_add(arrived + line, 1, sem="acq_rel") == BLOCKS - 1:
+            tl.store(arrived + line, 0)
+            each = tl.arange(0, PAD)
+            tops = tl.load(best + line * BLOCKS + each, mask=each < BLOCKS, other=-float("inf"), cache_modifier=".cg")
+            parts = tl.load(sums + line * BLOCKS + each, mask=each < BLOCKS, other=0.0, cache_modifier=".cg")
+            highest = tl.max(tops, 0)
+            tl.store(mass + line, highest + tl.log(tl.sum(parts * tl.exp(tops - highest), 0)))
+
+
+@triton.jit
+def _short(
+    logits, ids, rows, temperature, keys, top_k, top_p, min_p, mass, chosen, V, KEYS, COUNT,
+    MAPPED: tl.constexpr, LENIENT: tl.constexpr, PAD: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    """The choice of a row that leaves out unlikely tokens, among its COUNT likeliest `ids`."""
+    if EARLY:
+        gdc_wait()
+        gdc_launch_dependents()
+    line = tl.program_id(0).to(tl.int64)
+    row = line
+    if MAPPED:
+        row = tl.load(rows + line)
+    heat, most = tl.load(temperature + row), tl.load(top_k + row)
+    share, least = tl.load(top_p + row), tl.load(min_p + row)
+    if (heat > 0) & ((most > 0) | (share < 1) | (least > 0)):
+        rank = tl.arange(0, PAD)
+        token = tl.load(ids + line * COUNT + rank, mask=rank < COUNT, other=0).to(tl.int64)
+        value = tl.load(logits + line * V + token, mask=rank < COUNT, other=-float("inf")).to(tl.float32)
+        value = tl.div_rn(value, heat)
+        # sort by value, of equal ones the lower token first: both in one number that compares the same way
+        bits = value.to(tl.int32, bitcast=True)
+        bits = bits ^ ((bits >> 31) & 0x7FFFFFFF)
+        order = tl.sort((bits.to(tl.int64) << 32) | (0xFFFFFFFF - token), descending=True)
+        token = 0xFFFFFFFF - (order & 0xFFFFFFFF)
+        bits = (order >> 32).to(tl.int32)
+        value = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+        top, last = tl.max(value, 0), tl.min(tl.where(rank < COUNT, value, float("inf")), 0)
+        inside = rank < tl.where(most > 0, tl.minimum(most, COUNT), COUNT)
+        p = tl.where(inside, tl.exp(value - top), 0.0)
+        p = p / tl.where(most > 0, tl.sum(p, 0), tl.exp(tl.load(mass + line) - top))
+        kept = inside & (value > -float("inf"))
+        kept = kept & (tl.where(share < 1, tl.cumsum(p, 0) - p, -1.0) < share)
+        kept = kept & (value >= tl.where(least > 0, top + tl.log(least), -float("inf")))
+        key0 = tl.load(keys + row).to(tl.int64) & 0xFFFFFFFF
+        key1 = tl.load(keys + KEYS + row).to(tl.int64) & 0xFFFFFFFF
+        score = tl.where(kept, value + _gumbel(key0, key1, token), -float("inf"))
+        winner = tl.min(tl.where(score == tl.max(score, 0), token, V), 0)
+        reaches = tl.max(tl.where(kept & (value == last), 1, 0), 0) * tl.where(COUNT < V, 1, 0)
+        if LENIENT:
+            reaches = 0
+        tl.store(chosen + row, tl.where(reaches > 0, -1, winner).to(tl.int32))
+
+
+@triton.jit
 def _walk(chosen, tokens, parent, root, nodes, verdict, stride, PAD: tl.constexpr, EARLY: tl.constexpr):
-    """Follow the chosen tokens down the draft: how many nodes were accepted, the bonus, the nodes."""
+    """Follow the chosen tokens down the draft: how many nodes were accepted (-1: the host decides), the bonus, the nodes."""
     if EARLY:
         gdc_wait()
         gdc_launch_dependents()
@@ -85,9 +162,9 @@ def _walk(chosen, tokens, parent, root, nodes, verdict, stride, PAD: tl.constexp
         node = tl.arange(0, PAD)
         mine = node < size
         above = tl.load(parent + begin + 1 + node, mask=mine, other=-1)
-        token = tl.load(tokens + begin + 1 + node, mask=mine, other=-1)
+        token = tl.load(tokens + begin + 1 + node, mask=mine, other=0)
         here, accepted = 0, 0
-        want = tl.load(chosen + begin)
+        want = tl.load(chosen + begin)  # -1 is no node's token, so the walk ends where nothing was chosen
         match = tl.min(tl.where(mine & (above == here) & (token == want), node, PAD), 0)
         while match < PAD:
             tl.store(verdict + segment * stride + 2 + accepted, match)
@@ -95,7 +172,7 @@ def _walk(chosen, tokens, parent, root, nodes, verdict, stride, PAD: tl.constexp
             here = match + 1
             want = tl.load(chosen + begin + here)
             match = tl.min(tl.where(mine & (above == here) & (token == want), node, PAD), 0)
-        tl.store(verdict + segment * stride, accepted)
+        tl.store(verdict + segment * stride, tl.where(want < 0, -1, accepted))
         tl.store(verdict + segment * stride + 1, want)
 
 
@@ -125,10 +202,13 @@ def _move(
 
 @dataclass
 class Asks:
-    """What each row asks for, (T,) on the device: temperature (0: greedy), and the two words of its noise."""
+    """What each row asks for, (T,) on the device; see `Choice`."""
 
     temperature: torch.Tensor
     keys: torch.Tensor  # (2, T)
+    top_k: torch.Tensor
+    top_p: torch.Tensor
+    min_p: torch.Tensor
 
 
 class Desk:
@@ -138,6 +218,8 @@ class Desk:
         self.blocks = triton.cdiv(vocab, BLOCK)
         self.best = torch.empty(rows, self.blocks, dtype=torch.float32, device=device)
         self.at = torch.empty(rows, self.blocks, dtype=torch.int32, device=device)
+        self.sums = torch.empty(rows, self.blocks, dtype=torch.float32, device=device)
+        self.mass = torch.empty(rows, dtype=torch.float32, device=device)
         self.arrived = torch.zeros(rows, dtype=torch.int32, device=device)
 
 
@@ -150,6 +232,23 @@ def choose(
         logits, chosen if rows is None else rows, asks.temperature, asks.keys, chosen, desk.best, desk.at, desk.arrived,
         vocab, asks.keys.stride(0), rows is not None, desk.blocks, triton.next_power_of_2(desk.blocks), BLOCK,
         **early_launch(), num_warps=8,
+    )  # fmt: skip
+
+
+def choose_short(
+    logits: torch.Tensor, asks: Asks, chosen: torch.Tensor, desk: Desk, rows: torch.Tensor | None, lenient: bool
+) -> None:
+    """Choose anew for the rows that leave out unlikely tokens; -1 where the short list will not do, unless `lenient`."""
+    lines, vocab = logits.shape
+    count, where = min(SHORTLIST, vocab), chosen if rows is None else rows
+    _mass[(lines, desk.blocks)](
+        logits, where, asks.temperature, asks.top_p, desk.best, desk.sums, desk.mass, desk.arrived, vocab,
+        rows is not None, desk.blocks, triton.next_power_of_2(desk.blocks), BLOCK, **early_launch(), num_warps=8,
+    )  # fmt: skip
+    ids = logits.topk(count, dim=-1, sorted=False).indices
+    _short[(lines,)](
+        logits, ids, where, asks.temperature, asks.keys, asks.top_k, asks.top_p, asks.min_p, desk.mass, chosen, vocab,
+        asks.keys.stride(0), count, rows is not None, lenient, triton.next_power_of_2(count), **early_launch(), num_warps=8,
     )  # fmt: skip
 
 
