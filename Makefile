@@ -18,6 +18,7 @@ $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(PIP) torch
 	$(PIP) -e '.[dev]'
+	@$(BIN)/python -c 'import triton' 2>/dev/null || $(PIP) 'triton>=3.8; sys_platform == "linux"'
 	@touch $@
 
 demo: setup ## Race plain decoding against speculation, live (fetches a model of 98 MB once)

@@ -356,6 +356,7 @@ def _start(
         engine_config.max_num_seqs,
         int(memory * share) or None,
         engine_config.page_size,
+        fuse=engine_config.fuse,
         kernels=engine_config.kernels,
         takes_mail=runner.chooses and (draft is None or runner.device == next(draft.model.parameters()).device),
         extras={"draft_model": draft} if draft else {},

@@ -13,7 +13,6 @@ from headstart.models import packing
 from headstart.models.kernels import choose as kernels
 from headstart.models.kernels.choose import Asks, Desk, choose, move, walk
 from headstart.models.packing import Shape
-from headstart.noise import row_keys
 from tests.interpreted.support import CPU, PAGE, ints, pack, random_parents
 
 
@@ -33,9 +32,12 @@ def requests(temperatures: list[float]) -> list[Request]:
 
 
 def asks_of(rows: list[Request]) -> Asks:
-    words = np.array(row_keys([r.seed for r in rows], [len(r.tokens) for r in rows]), np.int64)
-    keys = torch.from_numpy(words.T.astype(np.uint32).view(np.int32).copy())
-    return Asks(torch.tensor([r.params.temperature for r in rows]), keys)
+    choice = Choice.of(len(rows), 0)
+    for i, r in enumerate(rows):
+        sampling.ask(choice, slice(i, i + 1), r, [len(r.tokens)])
+    keys = choice.keys.T.astype(np.uint32).view(np.int32).copy()
+    numbers = (choice.temperature, keys, choice.top_k.astype(np.int32), choice.top_p, choice.min_p)
+    return Asks(*(torch.from_numpy(n) for n in numbers))
 
 
 def told(logits: torch.Tensor, rows: list[Request]) -> list[int]:
@@ -96,10 +98,9 @@ class Drafts:
             tokens += [1] * piece + (tree.tokens if tree else [])  # a known token may look like a draft's
             positions += [0] * entries
             segments.append(Segment(start, start + entries, context, slots, parents))
-        nodes = np.array([-1 if t is None else len(t) for t in trees])
-        count = len(tokens)
-        choice = Choice(np.zeros(count, np.float32), np.zeros((count, 2), np.int64), nodes)
-        self.batch = Batch(np.array(tokens), np.array(positions), segments, np.arange(count), choice=choice)
+        choice = Choice.of(len(tokens), len(trees))
+        choice.nodes[:] = [-1 if t is None else len(t) for t in trees]
+        self.batch = Batch(np.array(tokens), np.array(positions), segments, np.arange(len(tokens)), choice=choice)
         self.shape = Shape.of(self.batch).padded()
         self.block, self.layout = pack(self.batch, self.shape)
         self.chosen = ints(rng.integers(0, 3, self.shape.rows).tolist())

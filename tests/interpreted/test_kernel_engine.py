@@ -18,6 +18,7 @@ from headstart.engine import Engine, StepFailed
 from headstart.models import fused, kernel_runner, packing, paged
 from headstart.models.fused import FusedModel
 from headstart.models.kernel_runner import KernelRunner
+from headstart.models.kernels import choose
 from headstart.models.packing import Shape
 from headstart.models.runner import TorchRunner
 from tests import tiny
@@ -219,13 +220,13 @@ def test_prefill_in_pieces_under_memory_pressure(how: str) -> None:
 
 @pytest.mark.parametrize("how", ["none", "ngram", "oracle", "rejection"])
 def test_the_host_chooses_beside_the_device(how: str) -> None:
-    """Logprobs, a penalty, top-p and min_tokens in one batch with a request that is served on the device."""
+    """Logprobs, a penalty, typical-p, min_tokens and top-p in one batch: some of it is chosen on the device."""
     spec = {**SPECULATIVE["ngram"], "verification": "rejection"} if how == "rejection" else SPECULATIVE[how]
     params = [
         dict(temperature=1.0, logprobs=2, prompt_logprobs=1),
         dict(temperature=0.0, repetition_penalty=1.5),
-        dict(temperature=1.0, top_p=0.7),
-        dict(temperature=1.0, min_tokens=3),
+        dict(temperature=1.0, typical_p=0.7),
+        dict(temperature=1.0, top_p=0.7, min_tokens=3),
     ]
     prompts = [*PROMPTS, [5, 6, 5, 6]]
     theirs, ours = (requests(prompts, params, max_tokens=7) for _ in range(2))
@@ -240,6 +241,21 @@ def test_the_host_chooses_beside_the_device(how: str) -> None:
         assert [x.token for x in mine] == [x.token for x in other] and mine
         assert [x.logprob for x in mine] == pytest.approx([x.logprob for x in other], abs=1e-4)
         assert [list(x.top) for x in mine] == [list(x.top) for x in other]
+
+
+@pytest.mark.parametrize("how", ["none", "oracle"])
+def test_a_question_that_the_device_hands_back_is_answered_by_the_host(how: str, monkeypatch) -> None:
+    """With a short list of 8 tokens, top-p often reaches beyond it; the others of the batch do not notice."""
+    monkeypatch.setattr(choose, "SHORTLIST", 8)
+    params = [dict(temperature=0.8, top_p=0.9), dict(temperature=1.0), dict(temperature=0.8, top_k=5, min_p=0.01)]
+    want = run(engine(TorchRunner(small())), requests(params=params))
+    tiny.Oracle.known = {tuple(p): w for p, w in zip(PROMPTS, want, strict=True)}
+    e, answered = engine(small(), SPECULATIVE[how]), []
+    verify = e._verify
+    e._verify = lambda flight: (verify(flight), answered.extend(flight.chosen))[0]
+    Watch(e)
+    assert run(e, requests(params=params)) == want
+    assert True in answered and False in answered
 
 
 # ------------------------------------------------------------------ one step behind another

@@ -23,8 +23,11 @@ def chosen(batch: Batch, nodes: list[int]) -> Batch:
     rng = np.random.default_rng(1)
     asked = [r for s, n in zip(batch.segments, nodes, strict=True) for r in range(s.stop - 1 - max(n, 0), s.stop)]
     batch.rows = np.array(asked)
-    keys = rng.integers(0, 2**32, (len(asked), 2))
-    batch.choice = Choice(rng.random(len(asked)).astype(np.float32), keys, np.array(nodes))
+    choice = batch.choice = Choice.of(len(asked), len(nodes))
+    for name in ("temperature", "top_p", "min_p"):
+        getattr(choice, name)[:] = rng.random(len(asked))
+    choice.keys[:], choice.top_k[:] = rng.integers(0, 2**32, (len(asked), 2)), rng.integers(0, 50, len(asked))
+    choice.nodes[:] = nodes
     return batch
 
 
@@ -112,7 +115,9 @@ def test_a_choice_is_told_row_by_row(padded: bool) -> None:
         return packing.places(shape).on_device(block, name).numpy()
 
     assert get("nodes")[:4].tolist() == nodes
-    assert get("temperature").view(np.float32)[batch.rows].tolist() == batch.choice.temperature.tolist()
+    for name in ("temperature", "top_p", "min_p"):
+        assert get(name).view(np.float32)[batch.rows].tolist() == getattr(batch.choice, name).tolist()
+    assert get("top_k")[batch.rows].tolist() == batch.choice.top_k.tolist()
     assert get("keys").view(np.uint32)[:, batch.rows].T.tolist() == batch.choice.keys.tolist()
     chain, grown = batch.segments[1], batch.segments[2]
     assert get("root")[1:4].tolist() == [chain.stop - 4, grown.stop - 5, batch.segments[3].stop - 1]
@@ -131,16 +136,19 @@ def test_steps_never_shrink_and_never_cross(a: int, b: int) -> None:
     assert step_up(step_up(a)) == step_up(a) and step_up(a) <= max(2 * a - 1, a + 63)
 
 
-@given(st.lists(st.tuples(st.integers(1, 90), st.integers(0, 70), st.booleans()), min_size=1, max_size=70))
-def test_a_padded_shape_is_never_smaller(parts: list[tuple[int, int, bool]]) -> None:
+@given(
+    st.lists(st.tuples(st.integers(1, 90), st.integers(0, 70), st.booleans()), min_size=1, max_size=70), st.booleans()
+)
+def test_a_padded_shape_is_never_smaller(parts: list[tuple[int, int, bool]], truncates: bool) -> None:
     rows, new = sum(n for n, _, _ in parts), max(n for n, _, _ in parts)
     width = max((n + older for n, older, tree in parts if tree), default=0)
-    exact = Shape(rows, len(parts), new, width)
+    exact = Shape(rows, len(parts), new, width, truncates)
     padded = exact.padded()
     assert all(p >= e for p, e in zip(astuple(padded), astuple(exact), strict=True)) and padded.words >= exact.words
-    assert (padded.width > 0) == (exact.width > 0)
+    assert (padded.width > 0, padded.truncates) == (exact.width > 0, truncates)
 
 
 def test_the_exact_shape_of_a_batch() -> None:
     assert Shape.of(make_batch(MIXED)[0]) == Shape(29, 5, 13, 45)
     assert Shape.of(make_batch(PLAIN)[0]) == Shape(3, 3, 1, 0)
+    assert Shape.of(chosen(make_batch(PLAIN)[0], [0, 0, 0])) == Shape(3, 3, 1, 0, truncates=True)

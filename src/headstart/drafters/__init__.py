@@ -39,7 +39,8 @@ class Surroundings:
     max_num_seqs: int = 32
     kv_memory: int | None = None
     page_size: int = 16
-    kernels: bool = True  # whether a model of its own may run through the GPU kernels
+    fuse: bool = True  # whether a model of its own may take the lean forward
+    kernels: bool = True  # and run through the GPU kernels
     takes_mail: bool = False  # the target reads draft tokens from this device, so that nobody needs to wait for them
     extras: dict[str, Any] = field(default_factory=dict)  # "draft_model": a loaded one
 

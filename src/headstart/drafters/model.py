@@ -100,7 +100,7 @@ class ModelDrafter(Drafter):
     def __init__(self, config: SpeculativeConfig, around: Surroundings) -> None:
         super().__init__(config, around)
         loaded = self._load()
-        self.runner = make_runner(loaded.model, kernels=around.kernels)
+        self.runner = make_runner(loaded.model, around.fuse, kernels=around.kernels)
         self.runner.lenient = True
         self.tokenizer, self.max_len = loaded.tokenizer, loaded.max_len
         self.map = self._map(loaded)

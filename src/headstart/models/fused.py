@@ -18,15 +18,15 @@ from headstart.models.kernels import block as kernels
 from headstart.models.kernels.products import Scratch, Stream, Tile, add_product, embed, gate_up, normed_product, qkv
 from headstart.models.kernels.tiles import FEW, FIXED_ROWS, tile
 from headstart.models.lean import Block, LeanModel
-from headstart.models.paged import PagedContext
+from headstart.models.paged import Device, PagedContext
 
 Angles = tuple[torch.Tensor, torch.Tensor]
 
 
 class FusedModel(LeanModel):
-    def __init__(self, model: Any, deterministic: bool, shared_memory: int, processors: int) -> None:
+    def __init__(self, model: Any, deterministic: bool, limits: Device) -> None:
         super().__init__(model)
-        self.deterministic, self.shared_memory, self.processors = deterministic, shared_memory, processors
+        self.deterministic, self.limits = deterministic, limits
         self.dtype, self.device = self.norm.dtype, self.norm.device
         self.angles: Angles | None = None
         self.scratch: Scratch | None = None
@@ -110,7 +110,9 @@ class FusedModel(LeanModel):
 
     def _tile(self, kind: str, rows: int, weight: torch.Tensor) -> Tile:
         rows = FIXED_ROWS if self.deterministic else rows
-        return _tile(kind, rows, *weight.shape, weight.element_size(), self.shared_memory, self.processors)
+        return _tile(
+            kind, rows, *weight.shape, weight.element_size(), self.limits.shared_memory, self.limits.processors
+        )
 
     # ------------------------------------------------------------------ many rows
     def _many(

@@ -23,7 +23,7 @@ from headstart.models.kernels.attention import DETERMINISTIC_SPLITS, Room
 from headstart.models.kernels.tiles import FEW
 from headstart.models.lean import in_family
 from headstart.models.packing import Shape, step_up
-from headstart.models.paged import CHUNK, PagedContext
+from headstart.models.paged import CHUNK, Device, PagedContext
 from headstart.models.runner import TorchRunner
 from headstart.progress import note, status
 
@@ -111,9 +111,9 @@ class KernelRunner(TorchRunner):
         super().__init__(model, fuse=False)
         self.deterministic = deterministic
         self.graphs_allowed = graphs and self.device.type == "cuda"
-        self.processors, self.shared_memory = _device_limits(self.device)
+        self.limits = _device_limits(self.device)
         if fuse and in_family(model):
-            self.lean = FusedModel(model, deterministic, self.shared_memory, self.processors)
+            self.lean = FusedModel(model, deterministic, self.limits)
         if deterministic and self.lean is None:
             raise ConfigError(
                 f"deterministic needs fused kernels, which {type(model).__name__} has none of here "
@@ -139,7 +139,7 @@ class KernelRunner(TorchRunner):
         self.desk = choose.Desk(max_rows, self.vocab_size, self.device)
         self.room = self._room()
         self.block = torch.zeros(BLOCK_SIZE, dtype=torch.int32, device=self.device)
-        self.verdict = torch.zeros(max_segments * (2 + max_rows), dtype=torch.int32, device=self.device)
+        self.verdict = torch.zeros(max_segments * (2 + 2 * max_rows), dtype=torch.int32, device=self.device)
         self._out, self._back = Ring(4, 1 << 16, self.device), Ring(64, 1 << 10, self.device)
 
     def _allocate_kv(self, num_slots: int) -> None:
@@ -162,9 +162,8 @@ class KernelRunner(TorchRunner):
         kv = max(s.kv_heads for s in self.shapes)
         dim = triton.next_power_of_2(max(16, *(s.value_dim for s in self.shapes)))
         least = max(16, triton.next_power_of_2(share))
-        parts = max(8 * self.processors, CHUNK * kv * DETERMINISTIC_SPLITS if self.deterministic else 0)
-        units = (self.max_rows + self.max_segments) * kv * 2
-        return Room(units, parts, least if self.deterministic else max(64, least), dim, self.device)
+        parts = max(8 * self.limits.processors, CHUNK * kv * DETERMINISTIC_SPLITS if self.deterministic else 0)
+        return Room(parts, parts, least if self.deterministic else max(64, least), dim, self.device)
 
     # ------------------------------------------------------------------ forward
     @torch.inference_mode()
@@ -230,7 +229,7 @@ class KernelRunner(TorchRunner):
             self.keys,
             self.values,
             self.room,
-            self.processors,
+            self.limits,
             self.deterministic,
             get("source"),
             self.chosen,
@@ -367,9 +366,9 @@ def _graph_rows(device: torch.device, vocab: int, max_rows: int) -> int:
     return min(max_rows, 512, max(16, int(total * LOGITS_SHARE) // (4 * vocab)))
 
 
-def _device_limits(device: torch.device) -> tuple[int, int]:
-    """Processors, and shared memory of a block in bytes."""
+def _device_limits(device: torch.device) -> Device:
     if device.type != "cuda":
-        return 8, 1 << 16
+        return Device(8, 1 << 16)
     properties = torch.cuda.get_device_properties(device)
-    return properties.multi_processor_count, int(getattr(properties, "shared_memory_per_block_optin", 99 << 10))
+    shared = int(getattr(properties, "shared_memory_per_block_optin", 99 << 10))
+    return Device(properties.multi_processor_count, shared)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
 from headstart.models.kernels import block
@@ -13,9 +15,18 @@ from headstart.models.kernels.attention import (
     Room,
     attention,
     cut,
+    fit,
 )
 
 CHUNK = 64  # rows that attend together under `deterministic`, to bound the room for their parts
+
+
+@dataclass(frozen=True)
+class Device:
+    """What kernels have to fit: how many programs run at once, and the shared memory of one, in bytes."""
+
+    processors: int
+    shared_memory: int
 
 
 class PagedContext:
@@ -27,14 +38,14 @@ class PagedContext:
         keys: list[torch.Tensor],
         values: list[torch.Tensor],
         room: Room,
-        processors: int,
+        device: Device,
         deterministic: bool,
         source: torch.Tensor,
         chosen: torch.Tensor,
         mail: torch.Tensor,
     ) -> None:
         self.layout, self.keys, self.values, self.room = layout, keys, values, room
-        self.processors, self.deterministic = processors, deterministic
+        self.device, self.deterministic = device, deterministic
         self.source, self.chosen, self.mail = source, chosen, mail  # where tokens are that the host did not know
 
     def resolve(self, tokens: torch.Tensor) -> torch.Tensor:
@@ -71,12 +82,16 @@ class PagedContext:
         keys, values, layout = self.keys[layer], self.values[layer], self.layout
         heads, kv_heads = query.shape[1], keys.shape[1]
         if not self.deterministic:
-            how = cut(layout, len(layout.start), heads, kv_heads, self.processors)
+            how = self._fit(cut(layout, len(layout.start), heads, kv_heads, self.device.processors), layer)
             return attention(query, keys, values, layout, self.room, how, scale, window, softcap, sinks)
-        how = Cut(self.room.rows, DETERMINISTIC_SPLITS, DETERMINISTIC_KEYS)
+        how = self._fit(Cut(self.room.rows, DETERMINISTIC_SPLITS, DETERMINISTIC_KEYS), layer)
         parts = [
             attention(query[i : i + CHUNK], keys, values, layout.rows(i, i + CHUNK), self.room, how, scale, window, softcap,
                       sinks, rowwise=True)
             for i in range(0, len(query), CHUNK)
         ]  # fmt: skip
         return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _fit(self, how: Cut, layer: int) -> Cut:
+        keys, values = self.keys[layer], self.values[layer]
+        return fit(how, (keys.shape[2], values.shape[2]), keys.element_size(), self.device.shared_memory)

@@ -290,8 +290,9 @@ class Room:
         self.arrived = torch.zeros(units, dtype=torch.int32, device=device)
 
     def check(self, units: int, splits: int, rows: int, dim: int) -> None:
-        assert units <= len(self.arrived), f"{units} tiles, room for {len(self.arrived)}"
-        assert splits == 1 or units * splits * rows * dim <= len(self.partial), f"no room for {units} x {splits} parts"
+        """Programs that do not share a tile need no room."""
+        fits = units <= len(self.arrived) and units * splits * rows * dim <= len(self.partial)
+        assert splits == 1 or fits, f"no room for {units} tiles of ({rows}, {dim}) in {splits} parts"
 
 
 @dataclass(frozen=True)
@@ -303,6 +304,20 @@ class Cut:
     keys: int = 64  # that a program looks at together
     warps: int = 4
     stages: int = 2
+
+
+def fit(how: Cut, dims: tuple[int, int], itemsize: int, shared_memory: int) -> Cut:
+    """The same cut with fewer stages, then fewer keys at once, until it fits the device's shared memory."""
+    dk, dv = (max(16, triton.next_power_of_2(d)) for d in dims)
+
+    def needs(c: Cut) -> int:
+        return (c.keys * (dk + dv) * max(1, c.stages - 1) + c.rows * (dk + c.keys)) * itemsize + 1024
+
+    while needs(how) > shared_memory and how.stages > 2:
+        how = replace(how, stages=how.stages - 1)
+    while needs(how) > shared_memory and how.keys > 16:
+        how = replace(how, keys=how.keys // 2)
+    return how
 
 
 def cut(layout: Layout, num_segments: int, heads: int, kv_heads: int, processors: int) -> Cut:

@@ -145,6 +145,8 @@ def _short(
         score = tl.where(kept, value + _gumbel(key0, key1, token), -float("inf"))
         winner = tl.min(tl.where(score == tl.max(score, 0), token, V), 0)
         reaches = tl.max(tl.where(kept & (value == last), 1, 0), 0) * tl.where(COUNT < V, 1, 0)
+        if (most > COUNT) & (share < 1):  # the mass that top-p divides lies beyond the list too
+            reaches = 1
         if LENIENT:
             reaches = 0
         tl.store(chosen + row, tl.where(reaches > 0, -1, winner).to(tl.int32))

@@ -1,4 +1,4 @@
-"""How each product is cut, by its size, from what was measured on an H200 (benchmarks/kernels.py measures it anew)."""
+"""How each product is cut, by its size, from what was measured on an H200."""
 
 from __future__ import annotations
 
