@@ -48,7 +48,7 @@ class Told:
                 finish = "stop"
                 break
         self.request.finish_reason, self.request.stop_reason = finish, stop
-        chunk = self.delivery.chunk(Parcel(self.request, new[:kept], [False] * kept))
+        chunk = self.delivery.chunk(Parcel(self.request, new[:kept], [False] * kept, self.request.finish_reason))
         self.text += chunk.text
         self.last = chunk
         return stop
@@ -68,7 +68,7 @@ def test_without_a_decoder_there_are_tokens_and_no_text() -> None:
     delivery.add(r)
     r.tokens.append(9)
     assert delivery.stops(r, 9) is None and not delivery.streams
-    chunk = delivery.chunk(Parcel(r, [9], [True]))
+    chunk = delivery.chunk(Parcel(r, [9], [True], r.finish_reason))
     assert (chunk.text, chunk.token_ids, chunk.from_draft) == ("", [9], [True])
 
 
@@ -222,3 +222,13 @@ def test_an_engine_whose_step_broke_is_idle_once_its_requests_are_gone(monkeypat
     for r in caught.value.requests:
         e.abort(r)
     assert e.idle
+
+
+def test_what_waited_behind_a_failed_step_ends_only_once() -> None:
+    """Two parcels of one request in one delivery: the first tells its own tokens, the second the end."""
+    delivery, r = Delivery(lambda ids, skip: "".join(chr(96 + t) for t in ids)), Request([1], SamplingParams(), seed=1)
+    delivery.add(r)
+    first, last = Parcel(r, [2], [False]), Parcel(r, [3], [False], "length")
+    r.finish_reason = "length"
+    chunks = [delivery.chunk(p) for p in (first, last)]
+    assert [(c.text, c.finish_reason) for c in chunks] == [("b", None), ("c", "length")] and not delivery.streams

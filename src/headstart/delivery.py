@@ -22,6 +22,7 @@ class Parcel:
     request: Request
     tokens: list[int]
     from_draft: list[bool]
+    finish_reason: str | None = None  # as it was with these tokens
 
 
 class Delivery:
@@ -56,13 +57,12 @@ class Delivery:
                 for token in parcel.tokens:
                     if _shows(request, token):
                         stream.push(token)
-            if request.finish_reason is not None:
+            if parcel.finish_reason is not None:
                 stream.finish()
                 self.forget(request)
             text = stream.take()
-        return Chunk(
-            text, parcel.tokens, parcel.from_draft, 0, request.finish_reason, request.stop_reason, request.stats.copy()
-        )
+        reason, why = parcel.finish_reason, request.stop_reason if parcel.finish_reason else None
+        return Chunk(text, parcel.tokens, parcel.from_draft, 0, reason, why, request.stats.copy())
 
     def forget(self, request: Request) -> None:
         self.streams.pop(request.id, None)

@@ -129,13 +129,16 @@ class Drafting:
             out.mail.append((draft, asked.members))
 
     def observe(self, drafted: Drafted, verdicts: Sequence[Verdict]) -> None:
-        """Tell every drafter what became of its drafts."""
+        """Tell every drafter what became of its drafts; of requests that are over it has heard the last."""
         for asked in drafted.asked:
-            trees = [drafted.trees[i] for i in asked.members]
+            alive = [(r, i) for r, i in zip(asked.view.requests, asked.members, strict=True) if r.id in self._views]
+            view = asked.view if len(alive) == len(asked.members) else View([r for r, _ in alive], asked.view.hidden)
             try:
-                self.drafters[asked.name].observe(asked.view, trees, [verdicts[i] for i in asked.members])
+                self.drafters[asked.name].observe(
+                    view, [drafted.trees[i] for _, i in alive], [verdicts[i] for _, i in alive]
+                )
             except Exception as error:
-                self._drop(asked.name, asked.view.requests, f"failed on a verdict: {error!r}")
+                self._drop(asked.name, view.requests, f"failed on a verdict: {error!r}")
 
     # ------------------------------------------------------------------ leaving
     def release(self, request: Request) -> None:

@@ -406,7 +406,7 @@ class Engine:
         if request.params.logprobs is not None:
             at = [root, *(root + 1 + n for n in verdict.accepted)][:kept]
             request.logprobs += sampling.logprobs(forward.logits[at], new, request.params.logprobs)
-        return Parcel(request, new, [i < len(verdict.accepted) for i in range(kept)])
+        return Parcel(request, new, [i < len(verdict.accepted) for i in range(kept)], request.finish_reason)
 
     def _ends(self, request: Request, token: int) -> bool:
         """Does this token end the text? Says why on the request."""

@@ -11,12 +11,13 @@ import torch
 
 from headstart.core import Batch, Segment
 from headstart.models import paged
-from headstart.models.kernels.attention import Cut, Room, attention, cut
+from headstart.models.kernels.attention import Cut, Room, attention, cut, fit
 from headstart.models.packing import Shape
-from headstart.models.paged import PagedContext
+from headstart.models.paged import Device, PagedContext
 from tests.interpreted.support import CPU, PAGE, Part, assert_close, ints, make_batch, pack, seen_by
 
 SCALE = 0.4
+DEVICE = Device(8, 1 << 16)
 CASES = {
     "plain rows": [Part(37), Part(3), Part(0)],
     "trees": [Part(20, 7, tree=True), Part(5, 4, tree=True)],
@@ -183,7 +184,7 @@ def test_rows_that_attend_in_several_launches_get_the_same_bits(monkeypatch) -> 
     _, layout = pack(scene.batch, Shape.of(scene.batch))
     room = Room(128, 1024, 16, 16, CPU)
     nowhere = torch.full((len(scene.query),), -1)
-    context = PagedContext(layout, [scene.keys], [scene.values], room, 8, True, nowhere, ints([0]), ints([0]))
+    context = PagedContext(layout, [scene.keys], [scene.values], room, DEVICE, True, nowhere, ints([0]), ints([0]))
     whole = context.read(0, scene.query, SCALE)
     monkeypatch.setattr(paged, "CHUNK", 7)
     assert torch.equal(context.read(0, scene.query, SCALE), whole)
@@ -201,7 +202,7 @@ def test_new_keys_and_values_are_written_before_they_are_read(deterministic: boo
     keys[write], values[write] = torch.nan, torch.nan
     nowhere = torch.full((len(scene.query),), -1)
     room = Room(128, 1024, 16, 16, CPU)
-    context = PagedContext(layout, [keys], [values], room, 2, deterministic, nowhere, ints([0]), ints([0]))
+    context = PagedContext(layout, [keys], [values], room, DEVICE, deterministic, nowhere, ints([0]), ints([0]))
     assert_close(context.attend(0, scene.query, key, value, SCALE), scene.wanted())
     assert torch.equal(keys, scene.keys) and torch.equal(values, scene.values)
 
@@ -224,3 +225,31 @@ def test_a_cut_holds_whole_tokens_and_no_more_parts_than_fill_the_device(parts: 
                 assert how.rows >= max(16, heads // kv)
                 assert all(n & (n - 1) == 0 for n in (how.rows, how.splits, how.keys))
                 assert how.splits == 1 or how.splits * segments * blocks * kv <= 4 * processors
+
+
+@pytest.mark.parametrize(
+    ("itemsize", "dims", "limit"),
+    [
+        (2, (64, 64), 48),
+        (2, (192, 128), 64),
+        (2, (256, 256), 64),
+        (4, (64, 64), 64),
+        (4, (128, 128), 99),
+        (4, (256, 256), 99),
+        (2, (128, 128), 227),
+    ],
+)
+def test_a_cut_fits_the_shared_memory(itemsize: int, dims: tuple[int, int], limit: int) -> None:
+    key, value = (1 << (d - 1).bit_length() for d in dims)
+    for how in (
+        Cut(16, 16, 128),
+        Cut(16, 1, 64, stages=3),
+        Cut(64, 1),
+        Cut(32, 8, 128, warps=8),
+        Cut(64, 1, 128, stages=4),
+    ):
+        small = fit(how, 4, dims, itemsize, limit << 10)
+        blocks = small.keys * (key + value) * max(1, small.stages - 1) + small.rows * (key + small.keys)
+        assert blocks * itemsize <= limit << 10 and 16 <= small.keys <= how.keys
+        assert replace(small, rows=how.rows, keys=how.keys, stages=how.stages) == how and small.rows >= 16
+        assert fit(how, 4, dims, itemsize, 1 << 30) == how

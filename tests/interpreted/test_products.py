@@ -146,7 +146,7 @@ def rotated(x: torch.Tensor, angles: tuple[torch.Tensor, torch.Tensor], position
 class Heads:
     """Weights, angles and an empty pool for one attention."""
 
-    def __init__(self, rows: int, heads: int = 3, kv: int = 2, dim: int = 16) -> None:
+    def __init__(self, rows: int, heads: int = 3, kv: int = 2, dim: int = 32) -> None:
         self.heads, self.kv, self.dim = heads, kv, dim
         self.weight, self.bias = torch.randn((heads + 2 * kv) * dim, K), torch.randn((heads + 2 * kv) * dim)
         self.angles = torch.randn(50, dim // 2), torch.randn(50, dim // 2)
@@ -226,7 +226,7 @@ def test_a_row_gets_the_same_bits_whoever_shares_the_launch(tile: Tile) -> None:
         x[at], more[at] = row, inner
         stream, positions, slots = stream_of(x, gain), torch.randint(0, 50, (rows,)).int(), torch.arange(rows).int()
         positions[at] = 5
-        keys, values = torch.zeros(rows, 1, 16), torch.zeros(rows, 1, 16)
+        keys, values = torch.zeros(rows, 1, 32), torch.zeros(rows, 1, 32)
         out = [normed_product(stream, weight, None, tile, scratch(), torch.float32), gate_up(stream, pair, single)]
         out.append(qkv(stream, h.weight, h.bias, h.angles, positions, slots, keys, values, single))
         add_product(more, deep, None, stream, gain, tile, scratch())

@@ -351,7 +351,8 @@ class ModelDrafter(Drafter):
         def wait() -> list[int]:
             self._open(growths, queued)
             chosen = _chosen(queued)
-            return [t for r, o in zip(view.requests, order, strict=True) for t in chosen[id(by_id[r.id])][: len(o)]]
+            drafted = [(by_id[r.id], len(o)) for r, o in zip(view.requests, order, strict=True) if o]
+            return [t for g, n in drafted for t in chosen[id(g)][:n]]
 
         draft.mail = Mail(torch.cat(mail), np.array([i for o in order for i in o], dtype=np.int64), wait)
         return draft

@@ -94,12 +94,12 @@ class FusedModel(LeanModel):
     ) -> torch.Tensor:
         keys, values, slots, weight = context.keys[i], context.values[i], context.layout.slots, block.qkv.weight
         assert self.angles is not None and self.scratch is not None
-        if block.q_norm is None or block.k_norm is None:
+        gains = None if block.q_norm is None or block.k_norm is None else (block.q_norm, block.k_norm)
+        if gains is None and self.head_dim % 32 == 0:
             how = self._tile("qkv", len(stream.x), weight)
             return qkv(stream, weight, block.qkv.bias, self.angles, positions, slots, keys, values, how)
         how = replace(self._tile("add", len(stream.x), weight), split=1)
         heads = normed_product(stream, weight, block.qkv.bias, how, self.scratch, self.dtype)
-        gains = (block.q_norm, block.k_norm)
         return kernels.rotate(heads, gains, self.eps, self.angles, positions, slots, keys, values)
 
     def _add(

@@ -139,7 +139,7 @@ class KernelRunner(TorchRunner):
         self.desk = choose.Desk(max_rows, self.vocab_size, self.device)
         self.room = self._room()
         self.block = torch.zeros(BLOCK_SIZE, dtype=torch.int32, device=self.device)
-        self.verdict = torch.zeros(max_segments * (2 + 2 * max_rows), dtype=torch.int32, device=self.device)
+        self.verdict = torch.zeros(max_segments * (18 + 2 * max_rows), dtype=torch.int32, device=self.device)
         self._out, self._back = Ring(4, 1 << 16, self.device), Ring(64, 1 << 10, self.device)
 
     def _allocate_kv(self, num_slots: int) -> None:

@@ -82,9 +82,9 @@ class PagedContext:
         keys, values, layout = self.keys[layer], self.values[layer], self.layout
         heads, kv_heads = query.shape[1], keys.shape[1]
         if not self.deterministic:
-            how = self._fit(cut(layout, len(layout.start), heads, kv_heads, self.device.processors), layer)
+            how = self._fit(cut(layout, len(layout.start), heads, kv_heads, self.device.processors), layer, heads)
             return attention(query, keys, values, layout, self.room, how, scale, window, softcap, sinks)
-        how = self._fit(Cut(self.room.rows, DETERMINISTIC_SPLITS, DETERMINISTIC_KEYS), layer)
+        how = self._fit(Cut(self.room.rows, DETERMINISTIC_SPLITS, DETERMINISTIC_KEYS), layer, heads)
         parts = [
             attention(query[i : i + CHUNK], keys, values, layout.rows(i, i + CHUNK), self.room, how, scale, window, softcap,
                       sinks, rowwise=True)
@@ -92,6 +92,6 @@ class PagedContext:
         ]  # fmt: skip
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
-    def _fit(self, how: Cut, layer: int) -> Cut:
-        keys, values = self.keys[layer], self.values[layer]
-        return fit(how, (keys.shape[2], values.shape[2]), keys.element_size(), self.device.shared_memory)
+    def _fit(self, how: Cut, layer: int, heads: int) -> Cut:
+        keys, dims = self.keys[layer], (self.keys[layer].shape[2], self.values[layer].shape[2])
+        return fit(how, heads // keys.shape[1], dims, keys.element_size(), self.device.shared_memory)

@@ -75,17 +75,15 @@ class TorchRunner:
         taps: tuple[int, ...],
     ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
         """The transformers model's own forward."""
-        extra = {"output_hidden_states": list(taps)} if taps else {}
         out = self.model(
             input_ids=tokens[None],
             position_ids=positions[None],
             use_cache=False,
             logits_to_keep=0 if rows is None else rows,
             context=context,
-            **extra,
+            output_hidden_states=bool(taps),
         )
-        hidden = dict(zip(taps, (h[0] for h in out.hidden_states), strict=True)) if taps else {}
-        return out.logits[0], hidden
+        return out.logits[0], {i: out.hidden_states[i][0] for i in taps}
 
     @torch.inference_mode()
     def move(self, source: np.ndarray, target: np.ndarray) -> None:

@@ -306,8 +306,8 @@ class Cut:
     stages: int = 2
 
 
-def fit(how: Cut, dims: tuple[int, int], itemsize: int, shared_memory: int) -> Cut:
-    """The same cut with fewer stages, then fewer keys at once, until it fits the device's shared memory."""
+def fit(how: Cut, share: int, dims: tuple[int, int], itemsize: int, shared_memory: int) -> Cut:
+    """The same cut with fewer stages, fewer keys at once, then fewer rows, until it fits the device's shared memory."""
     dk, dv = (max(16, triton.next_power_of_2(d)) for d in dims)
 
     def needs(c: Cut) -> int:
@@ -317,6 +317,8 @@ def fit(how: Cut, dims: tuple[int, int], itemsize: int, shared_memory: int) -> C
         how = replace(how, stages=how.stages - 1)
     while needs(how) > shared_memory and how.keys > 16:
         how = replace(how, keys=how.keys // 2)
+    while needs(how) > shared_memory and how.rows // 2 >= max(16, share):
+        how = replace(how, rows=how.rows // 2)
     return how
 
 

@@ -95,7 +95,7 @@ def _mass(
         score = tl.div_rn(score, heat)
         top = tl.max(score, 0)
         tl.store(best + line * BLOCKS + block, top)
-        tl.store(sums + line * BLOCKS + block, tl.sum(tl.exp(score - top), 0))
+        tl.store(sums + line * BLOCKS + block, tl.sum(tl.exp(score - tl.maximum(top, -1e30)), 0))
         tl.debug_barrier()
         if tl.atomic_add(arrived + line, 1, sem="acq_rel") == BLOCKS - 1:
             tl.store(arrived + line, 0)

@@ -18,6 +18,7 @@ Shapes: rows (T, K), weights (N, K) row by row, out (T, N). Sums are float32.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -323,10 +324,11 @@ def qkv(
     values: torch.Tensor,
     tile: Tile,
 ) -> torch.Tensor:
-    """Rotated queries (T, H, D) of the normed rows; keys and values are written to the pool."""
+    """Rotated queries (T, H, D) of the normed rows; keys and values are written to the pool. D is a multiple of 32."""
     (t, k), (_, kv, d) = stream.x.shape, keys.shape
     heads = len(weight) // d - 2 * kv
-    cols = min(tile.cols, d // 2)
+    cols = math.gcd(tile.cols, d // 2)
+    assert cols >= 16, "half a head is cut into tiles of at least 16 columns"
     query = torch.empty(t, heads, d, dtype=stream.x.dtype, device=weight.device)
     _qkv[(triton.cdiv(t, tile.rows), (heads + 2 * kv) * (d // 2 // cols))](
         stream.h, stream.squares, stream.blocks, weight, weight if bias is None else bias, *angles, positions, slots,
