@@ -232,3 +232,22 @@ def test_what_waited_behind_a_failed_step_ends_only_once() -> None:
     r.finish_reason = "length"
     chunks = [delivery.chunk(p) for p in (first, last)]
     assert [(c.text, c.finish_reason) for c in chunks] == [("b", None), ("c", "length")] and not delivery.streams
+
+
+def test_a_text_that_cannot_be_made_is_its_own_request_s_trouble() -> None:
+    def decode(ids, skip):
+        if 13 in ids:
+            raise ValueError("no such character")
+        return "x" * len(ids)
+
+    e = engine(tiny.model())
+    e.delivery.decode = decode
+    good, bad = request([5, 6, 7], max_tokens=4), request([5, 6, 13], max_tokens=4)
+    e.add(good)
+    e.add(bad)
+    events = []
+    while not e.idle:
+        events += e.step()
+    assert [type(x) for r, x in events if r is bad] == [ValueError]
+    assert good.finish_reason is not None and bad.finish_reason == "abort" and not e.delivery.streams
+    assert "".join(x.text for r, x in events if r is good)

@@ -72,6 +72,7 @@ class Flight:
     clock: Clock
     chosen: list[bool]  # for each ready part: the runner chooses, or has chosen
     expected: list[Request] = field(default_factory=list)  # went on, on placeholders for this step's tokens
+    settled: bool = False
 
     @property
     def plain(self) -> bool:
@@ -107,6 +108,7 @@ class Engine:
         self.drafting = Drafting(speculative or SpeculativeConfig(), around or Surroundings(runner.vocab_size))
         self.policy: Policy = policy or FixedPolicy(self.drafting.config)
         self.delivery = Delivery(decode)
+        self._plan = Plan()  # of the step that is being launched
         self._flight: Flight | None = None
         self._parcels: list[Parcel] = []  # settled, not delivered yet
         self._landed = 0.0  # when the last forward was seen to be over
@@ -157,18 +159,19 @@ class Engine:
         return self.scheduler.idle and self._flight is None and not self._parcels
 
     # ------------------------------------------------------------------ the step
-    def step(self) -> list[tuple[Request, Chunk]]:
+    def step(self) -> list[tuple[Request, Chunk | Exception]]:
         """Launch one target forward for every planned request, settle what is known, and return what is new."""
+        before = self._flight
         try:
-            if self._flight is not None and not self._can_follow(self._flight):
-                self._settle(self._flight)
-            before, self._flight = self._flight, self._launch(self._flight)
-            if before is not None:
+            if before is not None and not self._can_follow(before):
+                self._settle(before)
+            self._flight = self._launch(None if before is None or before.settled else before)
+            if before is not None and not before.settled:
                 self._settle(before)
             if self._flight is not None and self._flight.forward.landing is None:
                 self._settle(self._flight)
         except Exception as error:
-            raise StepFailed(self._abandon()) from error
+            raise StepFailed(self._abandon(before)) from error
         return self._deliver()
 
     def _launch(self, before: Flight | None) -> Flight | None:
@@ -210,19 +213,31 @@ class Engine:
         self._commit(flight, verdicts)
         flight.clock.lap("host")
         self._account(flight, verdicts)
+        flight.settled = True
 
-    def _abandon(self) -> list[Request]:
-        """A step broke: whoever had a part in it, or in one that is still on its way, cannot go on."""
-        parts = [*self._plan.parts, *(self._flight.plan.parts if self._flight else [])]
+    def _abandon(self, before: Flight | None) -> list[Request]:
+        """A step broke: whoever had a part in it, or in one that is not settled, cannot go on."""
+        flights = [f for f in (before, self._flight) if f is not None and not f.settled]
+        parts = [*self._plan.parts, *(p for f in flights for p in f.plan.parts)]
         self._flight = None
         for part in parts:  # pages that this step promised may not hold what they say
             self.pool.forget(part.request.id, part.request.computed)
         return list({p.request.id: p.request for p in parts}.values())
 
-    def _deliver(self) -> list[tuple[Request, Chunk]]:
+    def _deliver(self) -> list[tuple[Request, Chunk | Exception]]:
+        """What is new for each request; an error in making its text is its own."""
         parcels, self._parcels = self._parcels, []
-        alive = [p for p in parcels if p.request.finish_reason != "abort"]
-        return [(p.request, self.delivery.chunk(p)) for p in alive]
+        out: list[tuple[Request, Chunk | Exception]] = []
+        for parcel in parcels:
+            if parcel.request.finish_reason == "abort":
+                continue
+            try:
+                out.append((parcel.request, self.delivery.chunk(parcel)))
+            except Exception as error:
+                self.abort(parcel.request)
+                self.delivery.forget(parcel.request)
+                out.append((parcel.request, error))
+        return out
 
     # ------------------------------------------------------------------ one step behind another
     def _can_follow(self, flight: Flight) -> bool:
@@ -294,13 +309,19 @@ class Engine:
             if not part.ready:
                 continue
             r, draft = part.request, next(grown)
-            chosen.append(sampling.can_ask(r) and not self._rejects(r))
+            chosen.append(self._asks(r))
             if chosen[-1]:
                 choice.nodes[i] = len(draft)
                 depths = [0, *tree.depths(draft.parents)]
                 lines = slice(place.root, place.root + len(depths))
                 sampling.ask(choice, lines, r, [len(r.tokens) + d for d in depths])
         return chosen
+
+    def _asks(self, request: Request) -> bool:
+        """Let the runner choose for this request? Under `deterministic` only where it, and nobody else, always will."""
+        if self._rejects(request) or (self.config.deterministic and request.params.min_tokens):
+            return False
+        return sampling.is_sure(request) if self.config.deterministic else sampling.can_ask(request)
 
     def _rejects(self, request: Request) -> bool:
         return self.drafting.verification(request) == "rejection" and not request.params.greedy

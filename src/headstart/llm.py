@@ -340,7 +340,8 @@ def _start(
     wide = engine_config.wide_weights if engine_config.wide_weights is not None else config.method != "none"
     runner = make_runner(model.model, engine_config.fuse, wide, engine_config.kernels, engine_config.deterministic)
     share = 0.2 if config.method == "draft_model" else 0.0  # of the KV memory, for the draft's own
-    memory = engine_config.kv_memory or _kv_memory(runner.device)
+    spare = runner.needs_bytes(engine_config.max_batch_tokens) * (2 if draft else 1)
+    memory = engine_config.kv_memory or _kv_memory(runner.device, spare)
     slots = engine_config.max_num_seqs * (model.max_len + config.nodes)
     pages = int(min(memory * (1 - share) // runner.slot_bytes, slots)) // engine_config.page_size
     if pages < 2:
@@ -367,12 +368,12 @@ def _start(
     return EngineLoop(engine)
 
 
-def _kv_memory(device: Any) -> int:
+def _kv_memory(device: Any, spare: int) -> int:
     """Bytes that the KV pools may take when nobody says."""
     import torch
 
     from headstart.models.memory import free_memory
 
     if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0] * CUDA_SHARE)
+        return int((torch.cuda.mem_get_info(device)[0] - spare) * CUDA_SHARE)
     return int(free_memory() * CPU_SHARE)

@@ -72,8 +72,11 @@ class EngineLoop:
         except StepFailed as failure:
             self._fail(failure.requests, failure.__cause__ or failure)
             return
-        for request, chunk in chunks:
-            self._deliver(request, chunk)
+        for request, event in chunks:
+            if isinstance(event, Exception):
+                self._fail([request], event)
+            else:
+                self._deliver(request, event)
 
     def _refuse_inbox(self) -> None:
         with self._wake:

@@ -116,7 +116,7 @@ def ask(choice: Choice, lines: slice, request: Request, positions: Sequence[int]
         return
     choice.temperature[lines] = p.temperature
     choice.keys[lines] = row_keys([request.seed] * len(positions), list(positions))
-    choice.top_k[lines], choice.top_p[lines], choice.min_p[lines] = max(p.top_k, 0), p.top_p, p.min_p
+    choice.top_k[lines], choice.top_p[lines], choice.min_p[lines] = min(max(p.top_k, 0), 1 << 30), p.top_p, p.min_p
 
 
 # ------------------------------------------------------------------ bias, bans, penalties

@@ -63,7 +63,7 @@ class Scene:
         self.keys, self.values = torch.randn(slots, kv, key_dim), torch.randn(slots, kv, value_dim)
         self.sinks = torch.randn(heads) if sinks else None
         self.window, self.softcap, self.share = window, softcap, heads // kv
-        self.room = Room(4096, 1024, 64, 64, CPU)
+        self.room = Room(1024, 64, 64, CPU)
         for tensor in (self.room.partial, self.room.tops, self.room.weights):
             tensor.fill_(torch.nan)
 
@@ -182,7 +182,7 @@ def test_a_token_gets_the_same_bits_from_a_draft_and_from_the_context(parts: lis
 def test_rows_that_attend_in_several_launches_get_the_same_bits(monkeypatch) -> None:
     scene = Scene(MIXED)
     _, layout = pack(scene.batch, Shape.of(scene.batch))
-    room = Room(128, 1024, 16, 16, CPU)
+    room = Room(1024, 16, 16, CPU)
     nowhere = torch.full((len(scene.query),), -1)
     context = PagedContext(layout, [scene.keys], [scene.values], room, DEVICE, True, nowhere, ints([0]), ints([0]))
     whole = context.read(0, scene.query, SCALE)
@@ -201,7 +201,7 @@ def test_new_keys_and_values_are_written_before_they_are_read(deterministic: boo
     keys, values = scene.keys.clone(), scene.values.clone()
     keys[write], values[write] = torch.nan, torch.nan
     nowhere = torch.full((len(scene.query),), -1)
-    room = Room(128, 1024, 16, 16, CPU)
+    room = Room(1024, 16, 16, CPU)
     context = PagedContext(layout, [keys], [values], room, DEVICE, deterministic, nowhere, ints([0]), ints([0]))
     assert_close(context.attend(0, scene.query, key, value, SCALE), scene.wanted())
     assert torch.equal(keys, scene.keys) and torch.equal(values, scene.values)

@@ -196,10 +196,22 @@ def test_a_request_is_cancelled_while_its_draft_is_in_the_mail() -> None:
     assert rs[1].output == wanted()[1][:5] and not drafter.pool.tables and not drafter._memory
 
 
-def test_many_rows_take_library_products_and_say_the_same(monkeypatch) -> None:
+def test_many_rows_take_library_products_and_say_the_same() -> None:
     e = engine(small("qwen3"))
-    monkeypatch.setattr(fused, "FEW", 3)
+    e.runner.lean.widest_few = 3
     assert run(e, requests()) == wanted("qwen3")
+
+
+def test_mail_reaches_library_products_too() -> None:
+    """The walk has to see the tokens that the target found in the mail, whichever way it computed."""
+    accepted = []
+    for few in (64, 0):
+        e = engine(small(), CHAIN, draft=noisy())
+        e.runner.lean.widest_few = few
+        rs = requests(max_tokens=5)
+        assert run(e, rs) == [w[:5] for w in wanted()]
+        accepted.append(sum(r.stats.accepted for r in rs))
+    assert accepted[0] == accepted[1] > 0
 
 
 @pytest.mark.parametrize("how", ["none", "oracle"])
@@ -361,6 +373,26 @@ def test_a_failed_forward_behind_another_leaves_nothing_behind() -> None:
     assert run(e, requests()[:2]) == wanted()[:2]
 
 
+def test_who_waits_for_the_last_token_of_a_broken_step_is_told() -> None:
+    """Its last token was on its way, so the next step does not plan it; still it has a part in what broke."""
+    e, r = engine(small()), request(PROMPTS[0], eos=None, max_tokens=3)
+    e.add(r)
+    verify, count = e._verify, iter(range(9))
+
+    def breaks(flight):
+        if next(count) == 2:
+            raise ValueError("broken")
+        return verify(flight)
+
+    e._verify = breaks
+    with pytest.raises(StepFailed) as failure:
+        while not e.idle:
+            e.step()
+    assert failure.value.requests == [r]
+    e.abort(r)
+    assert e.idle and not e.pool.tables and PENDING not in r.tokens
+
+
 def test_an_engine_is_not_idle_until_everything_is_told() -> None:
     e = engine(small())
     told: dict[str, list[int]] = {}
@@ -489,3 +521,30 @@ def test_a_padded_batch_finds_its_room(rows: int, most: tuple[int, int]) -> None
     with torch.inference_mode():
         logits, _ = runner._run(torch.from_numpy(block), shape, None, ())
     assert_close(logits[:rows], want)
+
+
+ROPES = {
+    "dynamic": {"factor": 2.0},
+    "longrope": {
+        "short_factor": [1.0] * 8, "long_factor": [4.0] * 8, "original_max_position_embeddings": 128, "factor": 4.0,
+    },
+    "yarn": {"factor": 4.0, "original_max_position_embeddings": 128},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ROPES)
+def test_angles_are_those_that_the_model_uses_within_its_length(kind: str) -> None:
+    """Making a table of all positions must not push the model over the length at which its angles change."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    rope = {"rope_type": kind, "rope_theta": 10000.0} | ROPES[kind]
+    options = copy.deepcopy(tiny.CONFIGS["llama"]) | OWN["llama"]
+    torch.manual_seed(0)
+    config = AutoConfig.for_model("llama", **options | dict(max_position_embeddings=512, rope_parameters=rope))
+    made = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    batch = Batch(np.arange(30) % VOCAB, np.arange(30), [Segment(0, 30, 0, np.arange(30))], np.array([29]))
+    out = []
+    for runner in (TorchRunner(copy.deepcopy(made)), KernelRunner(copy.deepcopy(made))):
+        runner.allocate(1024, 4, 64, 8)
+        out.append(runner.forward(batch).logits)
+    assert_close(out[1], out[0])

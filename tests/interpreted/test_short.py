@@ -18,7 +18,7 @@ KINDS = [
     {"min_p": 0.2},
     {"top_k": 20, "top_p": 0.8, "min_p": 0.05},
     {"temperature": 0.0, "top_k": 3},
-    {},
+    {"top_k": 2**32 + 1},
 ]
 
 
@@ -105,3 +105,10 @@ def test_a_walk_that_meets_an_open_question_leaves_it_to_the_host() -> None:
     assert walked([4, 5, 8, -1])[:4] == [2, 8, 0, 1]  # the open row is not reached
     assert walked([4, -1, 8, 2])[0] == -1
     assert walked([-1, 5, 6, 2])[0] == -1
+
+
+def test_top_p_of_what_a_large_top_k_leaves_is_not_decided_here(monkeypatch) -> None:
+    """top-p divides the mass of the first k tokens; a shorter list does not hold it."""
+    monkeypatch.setattr(choose, "SHORTLIST", 64)
+    logits = 3 * torch.randn(6, 500, generator=torch.Generator().manual_seed(1))
+    assert run(logits, requests_for([{"top_k": 400, "top_p": 0.2}] * 6)) == [-1] * 6

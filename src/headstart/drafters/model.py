@@ -107,10 +107,11 @@ class ModelDrafter(Drafter):
         if self.map.kind == vocab.STRING and config.tree:
             raise ConfigError("tree drafts need a draft model whose tokens can be mapped one by one; leave out 'tree'.")
         self.pool = KVPool(self._num_pages(), around.page_size)
-        self.runner.allocate(self.pool.num_slots, around.page_size, MAX_BATCH_TOKENS, around.max_num_seqs)
         self._memory: dict[str, Memory] = {}
         self.top_k = (config.top_k or 4) if config.tree else 1
         self.width = config.max_branches if config.tree else 1
+        rows = max(MAX_BATCH_TOKENS, around.max_num_seqs * self.width)
+        self.runner.allocate(self.pool.num_slots, around.page_size, rows, around.max_num_seqs)
         self.straight = (
             self.runner.chooses
             and not config.tree
@@ -305,6 +306,8 @@ class ModelDrafter(Drafter):
                 g.computed += n
                 pieces[-1].asks = g.computed == len(g.context)
             queued.append((pieces, self._draw(pieces)))
+            if len(queued) > 1:  # a long text is read in many forwards: do not queue them all
+                queued[-2][1].verdicts()
         sources = _last_rows(queued[-1][0])
         first = {} if len(queued) == 1 else _chosen(queued)  # only the last forward's choices are still on the device
         mail = [] if first else [queued[-1][1].device[:, 1].clone()]
@@ -324,7 +327,7 @@ class ModelDrafter(Drafter):
             return Draft.of([done.get(r.id, Tree()) for r in view.requests])
         return self._send(view, growths, queued, mail)
 
-    def _open(self, growths: list[Growth], queued: list[tuple[list[Piece], Landing]]) -> None:
+    def _open(self, growths: list[Growth], queued: list[tuple[list[Piece], Landing]]) -> dict[int, list[int]]:
         """Wait for what was chosen; a chain ends with a token that ends the text."""
         chosen = _chosen(queued)
         for g in growths:
@@ -332,6 +335,7 @@ class ModelDrafter(Drafter):
             g.draft_tokens = chosen[id(g)][:ends]
             g.tree, g.values = Tree.chain(g.draft_tokens), [1.0] * len(g.draft_tokens)
             g.expanded = list(range(min(g.depth - 1, len(g.tree))))
+        return chosen
 
     def _send(
         self, view: View, growths: list[Growth], queued: list[tuple[list[Piece], Landing]], mail: list[torch.Tensor]
@@ -349,8 +353,7 @@ class ModelDrafter(Drafter):
         draft = Draft.of([Tree.chain([PENDING] * len(o)) for o in order])
 
         def wait() -> list[int]:
-            self._open(growths, queued)
-            chosen = _chosen(queued)
+            chosen = self._open(growths, queued)
             drafted = [(by_id[r.id], len(o)) for r, o in zip(view.requests, order, strict=True) if o]
             return [t for g, n in drafted for t in chosen[id(g)][:n]]
 

@@ -6,7 +6,6 @@ rows goes through the same kernels with the same tiles, so that a row's result d
 
 from __future__ import annotations
 
-import functools
 from dataclasses import replace
 from typing import Any
 
@@ -28,6 +27,7 @@ class FusedModel(LeanModel):
         super().__init__(model)
         self.deterministic, self.limits = deterministic, limits
         self.dtype, self.device = self.norm.dtype, self.norm.device
+        self.widest_few = 0 if self.dtype == torch.float16 else FEW  # h = x · gain may leave float16's range
         self.angles: Angles | None = None
         self.scratch: Scratch | None = None
 
@@ -46,17 +46,11 @@ class FusedModel(LeanModel):
         context: Attends,
         rows: torch.Tensor | None,
         taps: tuple[int, ...],
-        few: bool | None = None,
         into: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
-        """As `LeanModel`, with logits in float32, written to `into` where that is possible.
-
-        `few` says which of the two ways to take; the number of rows decides unless it is given.
-        """
+        """As `LeanModel`, with logits in float32, written to `into` where that is possible."""
         assert isinstance(context, PagedContext) and self.angles is not None
-        if few is None:
-            few = self.deterministic or len(tokens) <= FEW
-        if few:
+        if self.deterministic or len(tokens) <= self.widest_few:
             return self._few(tokens, positions, context, rows, taps, into)
         return self._many(tokens, positions, context, rows, taps)
 
@@ -110,9 +104,7 @@ class FusedModel(LeanModel):
 
     def _tile(self, kind: str, rows: int, weight: torch.Tensor) -> Tile:
         rows = FIXED_ROWS if self.deterministic else rows
-        return _tile(
-            kind, rows, *weight.shape, weight.element_size(), self.limits.shared_memory, self.limits.processors
-        )
+        return tile(kind, rows, *weight.shape, weight.element_size(), self.limits.shared_memory, self.limits.processors)
 
     # ------------------------------------------------------------------ many rows
     def _many(
@@ -124,7 +116,7 @@ class FusedModel(LeanModel):
         taps: tuple[int, ...],
     ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
         assert self.angles is not None
-        x = self.embed(context.resolve(tokens))
+        x = self.embed(tokens.copy_(context.resolve(tokens)))  # the walk reads them too
         hidden = {0: x} if 0 in taps else {}
         for i, block in enumerate(self.blocks):
             h = F.rms_norm(x, x.shape[-1:], block.norm_in, self.eps)
@@ -143,11 +135,6 @@ class FusedModel(LeanModel):
             hidden[len(self.blocks)] = F.rms_norm(x, x.shape[-1:], self.norm, self.eps)
         h = F.rms_norm(x if rows is None else x[rows], x.shape[-1:], self.norm, self.eps)
         return _float_product(h, self.head.weight), hidden
-
-
-@functools.cache
-def _tile(kind: str, rows: int, cols: int, depth: int, itemsize: int, shared_memory: int, processors: int) -> Tile:
-    return tile(kind, rows, cols, depth, itemsize, shared_memory, processors)
 
 
 def _float_product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

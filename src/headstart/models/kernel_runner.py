@@ -6,8 +6,10 @@ waits for the copy back, and until then the host is free.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +22,6 @@ from headstart.models import packing
 from headstart.models.fused import FusedModel
 from headstart.models.kernels import choose
 from headstart.models.kernels.attention import DETERMINISTIC_SPLITS, Room
-from headstart.models.kernels.tiles import FEW
 from headstart.models.lean import in_family
 from headstart.models.packing import Shape, step_up
 from headstart.models.paged import CHUNK, Device, PagedContext
@@ -29,7 +30,6 @@ from headstart.progress import note, status
 
 BLOCK_SIZE = 1 << 20  # numbers in the block that graphs read; a larger batch runs without a graph
 LOGITS_SHARE = 1 / 32  # of the device's memory, for the logits of graphs
-TRIES = 5  # replays by which two captures of one shape are compared
 
 
 @dataclass
@@ -54,7 +54,7 @@ class Budget:
 
 
 @dataclass
-class Landing:
+class PinnedLanding:
     """Verdicts on their way to the host. None: the segment chose nothing, or the host has to decide."""
 
     device: torch.Tensor  # (B, stride) int32: where they are on the device until the next forward
@@ -104,6 +104,18 @@ class Ring:
         return event
 
 
+def _at_home(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Run a method of a runner without gradients, on the runner's own device: kernels start on the current one."""
+
+    @functools.wraps(method)
+    def run(self: KernelRunner, *args: Any, **kwargs: Any) -> Any:
+        here = torch.cuda.device(self.device) if self.device.type == "cuda" else contextlib.nullcontext()
+        with torch.inference_mode(), here:
+            return method(self, *args, **kwargs)
+
+    return run
+
+
 class KernelRunner(TorchRunner):
     chooses = True
 
@@ -114,24 +126,30 @@ class KernelRunner(TorchRunner):
         self.limits = _device_limits(self.device)
         if fuse and in_family(model):
             self.lean = FusedModel(model, deterministic, self.limits)
+        if deterministic and self.dtype == torch.float16:
+            raise ConfigError("deterministic needs bfloat16 or float32: sums of its kernels may leave float16's range.")
         if deterministic and self.lean is None:
             raise ConfigError(
                 f"deterministic needs fused kernels, which {type(model).__name__} has none of here "
                 "(Llama, Mistral, Qwen2 and Qwen3 have, with fuse=True). Leave deterministic out."
             )
-        self.graphs: dict[tuple[Shape, tuple[int, ...]], Graph] = {}
+        self.graphs: dict[tuple[Shape, tuple[int, ...]], Graph | None] = {}
         self.budget = Budget()
 
     # ------------------------------------------------------------------ memory
-    @torch.inference_mode()
+    def needs_bytes(self, max_rows: int) -> int:
+        """For the logits of graphs and of their library products."""
+        return 2 * 4 * self.vocab_size * _graph_rows(self.device, self.vocab_size, step_up(max_rows))
+
+    @_at_home
     def allocate(self, num_slots: int, page_size: int = 16, max_rows: int = 512, max_segments: int = 64) -> None:
         """Make the KV tensors and everything that graphs will read and write."""
+        self.graphs.clear()
         max_rows, max_segments = step_up(max_rows), step_up(max_segments)
         self.page_size, self.max_rows, self.max_segments = page_size, max_rows, max_segments
         self._allocate_kv(num_slots)
-        limit = getattr(self.text_config, "max_position_embeddings", None) or num_slots
         if isinstance(self.lean, FusedModel):
-            self.lean.prepare(min(num_slots, limit) + 1, max_rows)
+            self.lean.prepare(min(num_slots, _positions(self.text_config)), max_rows)
         self.graph_rows = _graph_rows(self.device, self.vocab_size, max_rows)
         self.logits = torch.empty(self.graph_rows, self.vocab_size, dtype=torch.float32, device=self.device)
         self.chosen = torch.zeros(max_rows + 1, dtype=torch.int32, device=self.device)
@@ -140,7 +158,7 @@ class KernelRunner(TorchRunner):
         self.room = self._room()
         self.block = torch.zeros(BLOCK_SIZE, dtype=torch.int32, device=self.device)
         self.verdict = torch.zeros(max_segments * (18 + 2 * max_rows), dtype=torch.int32, device=self.device)
-        self._out, self._back = Ring(4, 1 << 16, self.device), Ring(64, 1 << 10, self.device)
+        self._out, self._back = Ring(16, 1 << 14, self.device), Ring(64, 1 << 10, self.device)
 
     def _allocate_kv(self, num_slots: int) -> None:
         """All layers in one tensor where they are alike, so that one launch moves slots in all of them."""
@@ -163,10 +181,10 @@ class KernelRunner(TorchRunner):
         dim = triton.next_power_of_2(max(16, *(s.value_dim for s in self.shapes)))
         least = max(16, triton.next_power_of_2(share))
         parts = max(8 * self.limits.processors, CHUNK * kv * DETERMINISTIC_SPLITS if self.deterministic else 0)
-        return Room(parts, parts, least if self.deterministic else max(64, least), dim, self.device)
+        return Room(parts, least if self.deterministic else max(64, least), dim, self.device)
 
     # ------------------------------------------------------------------ forward
-    @torch.inference_mode()
+    @_at_home
     def forward(self, batch: Batch) -> Forward:
         """One forward over packed rows. Where the batch says how to choose, `landing` will tell the verdicts."""
         exact = Shape.of(batch)
@@ -214,7 +232,6 @@ class KernelRunner(TorchRunner):
         shape: Shape,
         rows: torch.Tensor | None,
         taps: tuple[int, ...],
-        few: bool | None = None,
         into: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
         """Model, choice, walk and compaction over a block on the device."""
@@ -237,7 +254,7 @@ class KernelRunner(TorchRunner):
         )
         tokens = get("tokens")
         if isinstance(self.lean, FusedModel):
-            logits, hidden = self.lean(tokens, layout.positions, context, rows, taps, few, into)
+            logits, hidden = self.lean(tokens, layout.positions, context, rows, taps, into)
         else:
             tokens.copy_(context.resolve(tokens))
             logits, hidden = self._model(tokens.long(), layout.positions.long(), context, rows, taps)
@@ -255,17 +272,19 @@ class KernelRunner(TorchRunner):
                 choose.move(pool, verdict, layout, get("nodes"))
         return logits, hidden
 
-    def _land(self, batch: Batch, shape: Shape) -> Landing | None:
+    def _land(self, batch: Batch, shape: Shape) -> PinnedLanding | None:
         if batch.choice is None:
             return None
         count, stride = len(batch.segments), 2 + shape.new
         host = self._back.take(count * stride)
         verdict = self.verdict[: count * stride]
         host.copy_(verdict, non_blocking=True)
-        return Landing(verdict.view(count, stride), host.view(count, stride), self._back.mark(), batch.choice.nodes)
+        return PinnedLanding(
+            verdict.view(count, stride), host.view(count, stride), self._back.mark(), batch.choice.nodes
+        )
 
     # ------------------------------------------------------------------ graphs
-    @torch.inference_mode()
+    @_at_home
     def warm_up(self, nodes: int, trees: bool) -> None:
         """Capture what a single request will need first; all else is captured when it is first met."""
         if not self.graphs_allowed:
@@ -284,15 +303,20 @@ class KernelRunner(TorchRunner):
         super().release()
         self.graphs.clear()
         self.pools = []
-        for name in ("logits", "chosen", "mail", "desk", "room", "block", "verdict"):
+        for name in ("logits", "chosen", "mail", "desk", "room", "block", "verdict", "_out", "_back"):
             self.__dict__.pop(name, None)
+        if isinstance(self.lean, FusedModel):
+            self.lean.angles = self.lean.scratch = None
 
     def _graph(self, shape: Shape, taps: tuple[int, ...]) -> Graph | None:
         key = (shape, taps)
         if key not in self.graphs:
             began, held = time.perf_counter(), torch.cuda.memory_allocated(self.device)
             try:
-                self.graphs[key] = self._fastest(shape, taps)
+                self.graphs[key] = self._capture(shape, taps)
+            except torch.cuda.OutOfMemoryError:
+                note(f"No memory for the graph of {shape.rows} rows: such steps run without one.")
+                self.graphs[key] = None
             except RuntimeError as error:
                 self.graphs_allowed = False
                 why = str(error).split(". ")[0]
@@ -303,37 +327,42 @@ class KernelRunner(TorchRunner):
             self.budget.bytes += torch.cuda.memory_allocated(self.device) - held
         return self.graphs[key]
 
-    def _fastest(self, shape: Shape, taps: tuple[int, ...]) -> Graph:
-        """Between a few rows and many both ways are captured, and the faster one stays."""
+    def _capture(self, shape: Shape, taps: tuple[int, ...]) -> Graph:
+        """Run once for real, on rows that belong to nobody, so that kernels are compiled; then record."""
         block, chosen = self.block.clone(), self.chosen.clone()
         self.block.zero_()
         _nobody(self.block, shape)
         try:
-            if not isinstance(self.lean, FusedModel) or self.deterministic or not 16 < shape.rows <= FEW:
-                return self._capture(shape, taps, None)
-            return min((self._capture(shape, taps, few) for few in (True, False)), key=_replay_time)
+            side = torch.cuda.Stream(self.device)
+            side.wait_stream(torch.cuda.current_stream(self.device))
+            with torch.cuda.stream(side):
+                self._run(self.block, shape, None, taps)
+            torch.cuda.current_stream(self.device).wait_stream(side)
+            graph, logits = torch.cuda.CUDAGraph(), self.logits[: shape.rows]
+            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+                found, hidden = self._run(self.block, shape, None, taps, logits)
+                if found is not logits:
+                    logits.copy_(found)
+            return Graph(graph, logits, hidden)
         finally:
             self.block.copy_(block)
             self.chosen.copy_(chosen)
-
-    def _capture(self, shape: Shape, taps: tuple[int, ...], few: bool | None) -> Graph:
-        """Run once for real, on rows that belong to nobody, so that kernels are compiled; then record."""
-        side = torch.cuda.Stream(self.device)
-        side.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(side):
-            self._run(self.block, shape, None, taps, few)
-        torch.cuda.current_stream(self.device).wait_stream(side)
-        graph, logits = torch.cuda.CUDAGraph(), self.logits[: shape.rows]
-        with torch.cuda.graph(graph, pool=self._pool):
-            found, hidden = self._run(self.block, shape, None, taps, few, logits)
-            if found is not logits:
-                logits.copy_(found)
-        return Graph(graph, logits, hidden)
 
     @functools.cached_property
     def _pool(self) -> Any:
         """Memory that all graphs share: only one runs at a time."""
         return torch.cuda.graph_pool_handle()
+
+
+def _positions(config: Any) -> int:
+    """Positions whose angles do not depend on who else is in the forward (see `load`)."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    limit = getattr(config, "max_position_embeddings", None) or 1 << 20
+    if rope.get("rope_type") in ("longrope", "dynamic"):
+        limit = rope.get("original_max_position_embeddings") or getattr(
+            config, "original_max_position_embeddings", limit
+        )
+    return limit
 
 
 def _cut(hidden: dict[int, torch.Tensor], batch: Batch) -> dict[int, torch.Tensor]:
@@ -345,17 +374,6 @@ def _nobody(block: torch.Tensor, shape: Shape) -> None:
     sections = packing.places(shape)
     for name in ("slots", "at", "source", "nodes"):
         sections.on_device(block, name).fill_(-1)
-
-
-def _replay_time(graph: Graph) -> float:
-    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    graph.replay()
-    begin.record()
-    for _ in range(TRIES):
-        graph.replay()
-    end.record()
-    end.synchronize()
-    return begin.elapsed_time(end)
 
 
 def _graph_rows(device: torch.device, vocab: int, max_rows: int) -> int:

@@ -94,6 +94,10 @@ class TorchRunner:
         for pool in (*self.keys, *self.values):
             pool.index_copy_(0, dst, pool.index_select(0, src))
 
+    def needs_bytes(self, max_rows: int) -> int:
+        """Memory that forwards of up to so many rows take besides weights and KV, where it is known."""
+        return 0
+
     def warm_up(self, nodes: int, trees: bool) -> None:
         """Prepare for steps of one request, plain and with drafts of so many nodes."""
 
@@ -102,7 +106,7 @@ class TorchRunner:
         self.keys, self.values = [], []
 
     def synchronize(self) -> None:
-        """Wait for the device: only profiling needs it."""
+        """Wait for the device."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 

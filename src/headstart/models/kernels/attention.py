@@ -281,13 +281,13 @@ def _trees(
 class Room:
     """Where programs leave their parts, shared by all layers of one runner: made once, since graphs remember where it is."""
 
-    def __init__(self, units: int, parts: int, rows: int, dim: int, device: torch.device) -> None:
-        """For launches of up to `units` tiles of (rows, dim), of which up to `parts` parts have to meet."""
+    def __init__(self, parts: int, rows: int, dim: int, device: torch.device) -> None:
+        """For up to `parts` parts of tiles of (rows, dim) that have to meet in one launch."""
         self.rows = rows
         self.partial = torch.empty(parts * rows * dim, dtype=torch.float32, device=device)
         self.tops = torch.empty(parts * rows, dtype=torch.float32, device=device)
         self.weights = torch.empty_like(self.tops)
-        self.arrived = torch.zeros(units, dtype=torch.int32, device=device)
+        self.arrived = torch.zeros(parts, dtype=torch.int32, device=device)
 
     def check(self, units: int, splits: int, rows: int, dim: int) -> None:
         """Programs that do not share a tile need no room."""

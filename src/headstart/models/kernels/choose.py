@@ -15,9 +15,9 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from headstart.models.kernels.attention import Layout, _slots
 from headstart.models.kernels.launch import early_launch
+from headstart.sampling import SHORTLIST
 
 BLOCK = 4096  # tokens that one program looks at
-SHORTLIST = 1024
 
 
 @triton.jit
@@ -230,6 +230,7 @@ def choose(
 ) -> None:
     """Line i of the logits chooses the token of row `rows[i]` (of row i without `rows`), into `chosen`."""
     lines, vocab = logits.shape
+    assert lines <= len(desk.arrived), f"{lines} lines, room for {len(desk.arrived)}"
     _choose[(lines, desk.blocks)](
         logits, chosen if rows is None else rows, asks.temperature, asks.keys, chosen, desk.best, desk.at, desk.arrived,
         vocab, asks.keys.stride(0), rows is not None, desk.blocks, triton.next_power_of_2(desk.blocks), BLOCK,

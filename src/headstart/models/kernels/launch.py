@@ -21,16 +21,28 @@ def unusable(device: torch.device) -> str | None:
     if device.type != "cuda" and not interpreted():
         return "they need a CUDA GPU"
     try:
-        import triton  # noqa: F401
+        import triton
     except ImportError:
         return "Triton is not installed (pip install triton)"
-    if device.type == "cuda" and (capability := torch.cuda.get_device_capability(device)) < (8, 0):
+    if interpreted():
+        return None
+    if torch.version.hip:
+        return "they need an NVIDIA GPU"
+    if (capability := torch.cuda.get_device_capability(device)) < (8, 0):
         return f"they need compute capability 8.0, this GPU has {capability[0]}.{capability[1]}"
+    try:
+        triton.runtime.driver.active.get_current_device()  # builds a small library, which needs a C compiler
+    except Exception as error:
+        return f"Triton does not start ({str(error).splitlines()[0]})"
     return None
 
 
-@functools.cache
 def early_launch() -> dict[str, Any]:
     """From Hopper on, a kernel may be set up while the one before it still runs; it waits inside for its data."""
-    early = not interpreted() and torch.cuda.is_available() and torch.cuda.get_device_capability() >= (9, 0)
+    return {"EARLY": False} if interpreted() else _early_launch(torch.cuda.current_device())
+
+
+@functools.cache
+def _early_launch(device: int) -> dict[str, Any]:
+    early = torch.cuda.get_device_capability(device) >= (9, 0)
     return {"EARLY": early, "launch_pdl": True} if early else {"EARLY": False}

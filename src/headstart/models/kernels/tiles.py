@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
 
 from headstart.models.kernels.products import MOST_SQUARES, Tile
@@ -10,6 +11,7 @@ FEW = 64  # rows up to which these products beat a library's with the small kern
 FIXED_ROWS = 64  # rows of a tile under `deterministic`, whatever the number of rows
 
 
+@functools.cache
 def tile(kind: str, rows: int, cols: int, depth: int, itemsize: int, shared_memory: int, processors: int) -> Tile:
     """A cut for `rows` x `cols` outputs over this depth. Kinds: qkv, add, gate_up, head."""
     height = 16 if rows <= 16 else 32 if rows <= 32 else 64
