@@ -13,6 +13,8 @@ import torch
 
 from headstart.core import Batch, Choice, Segment
 from headstart.errors import ConfigError
+from headstart.models import packing
+from headstart.models.attention import _eager, segment_mask
 from headstart.models.packing import trace
 from headstart.models.runner import TorchRunner
 
@@ -20,6 +22,8 @@ if not torch.cuda.is_available():
     pytest.skip("no CUDA device", allow_module_level=True)
 
 from headstart.models.kernel_runner import KernelRunner
+from headstart.models.kernels.attention import Room
+from headstart.models.paged import PagedContext
 from tests import harness, tiny
 
 pytestmark = pytest.mark.gpu
@@ -82,6 +86,41 @@ def test_fused_and_unfused_agree_within_the_rounding_of_bfloat16(kind: str, mix:
     fused = filled(KernelRunner(model)).forward(batch).logits.float()
     scale = exact.std()
     assert (fused - exact).std() / scale < 1.3 * (own - exact).std() / scale + 1e-3
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize(("heads", "kv", "dim"), [(32, 8, 128), (12, 2, 128), (9, 3, 64), (8, 4, 256)])
+@pytest.mark.parametrize("special", [{}, {"window": 200}, {"softcap": 20.0}, {"sinks": True}], ids=str)
+def test_attention_against_float64(dtype: torch.dtype, heads: int, kv: int, dim: int, special: dict) -> None:
+    """Plain rows, a tree, a prefill piece and all of them together, rowwise too, to the rounding of the type."""
+    options = dict(special)
+    sinks = torch.randn(heads, device="cuda") if options.pop("sinks", False) else None
+    runner = KernelRunner(small_model())
+    keys, values = (torch.randn(400 * PAGE, kv, dim, device="cuda").to(dtype) for _ in range(2))
+    for mix in (
+        [(700, 1, False), (3, 1, False)],
+        [(900, 8, True)],
+        [(1000, 64, True), (0, 100, False), (33, 1, False)],
+    ):
+        batch = a_batch(mix)
+        shape = packing.Shape.of(batch)
+        block = np.zeros(packing.size_of(shape, batch, PAGE), np.int32)
+        packing.fill(block, shape, batch, PAGE)
+        layout = packing.layout(torch.from_numpy(block).cuda(), shape, PAGE)
+        query = torch.randn(shape.rows, heads, dim, device="cuda").to(dtype)
+        for deterministic in (False, True):
+            rows = max(16, 1 << (heads // kv - 1).bit_length())
+            room = Room(64 * kv * 16, rows if deterministic else 64, dim, torch.device("cuda"))
+            context = PagedContext(layout, [keys], [values], room, runner.limits, deterministic, query, query, query)
+            got = context.read(0, query, dim**-0.5, options.get("window"), options.get("softcap"), sinks)
+            for s in batch.segments:
+                mask = torch.from_numpy(segment_mask(s, options.get("window"))).cuda()[None, None]
+                q, k, v = (
+                    x.double().transpose(0, 1)[None] for x in (query[s.start : s.stop], keys[s.slots], values[s.slots])
+                )
+                want = _eager(q, k, v, mask, dim**-0.5, options.get("softcap"), sinks)[0].transpose(0, 1)
+                error = (got[s.start : s.stop].double() - want).abs().max()
+                assert error < {torch.bfloat16: 3e-2, torch.float16: 4e-3, torch.float32: 2e-5}[dtype]
 
 
 @pytest.mark.parametrize("mix", MIXES, ids=str)
