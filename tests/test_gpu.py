@@ -28,6 +28,7 @@ from tests import harness, tiny
 
 pytestmark = pytest.mark.gpu
 PAGE = 16
+CHAIN = {"method": "draft_model", "num_speculative_tokens": 3}
 SMALL = dict(
     hidden_size=512, intermediate_size=1408, num_hidden_layers=4, num_attention_heads=8, num_key_value_heads=2, vocab_size=5000,
 )  # fmt: skip
@@ -176,6 +177,28 @@ def test_deterministic_drafted_and_plain_have_the_same_bits() -> None:
             [Segment(0, 1, segment.context + i, segment.slots[: segment.context + i + 1])], np.arange(1),
         )  # fmt: skip
         assert torch.equal(runner.forward(one).logits[0], together[i])
+
+
+@pytest.mark.parametrize("spec", [None, {"method": "ngram", "prompt_lookup_min": 1}, CHAIN], ids=str)
+@pytest.mark.parametrize(
+    "params", [{"temperature": 0.0}, {"temperature": 1.0}, {"temperature": 0.8, "top_p": 0.9}], ids=str
+)
+def test_nothing_waits_for_the_device_but_the_verdicts(spec: dict | None, params: dict) -> None:
+    """torch raises where an operation makes the host wait; only an event that is waited for by name is allowed."""
+    draft = small_model() if spec is CHAIN else None
+    e = harness.engine(small_model(), spec, draft, max_batch_tokens=512)
+    prompts = [[(7 * i + j) % 900 for j in range(40)] for i in range(3)]
+    harness.run(e, [harness.request(p, **params) for p in prompts])  # captures its graphs
+    asked = [harness.request(p, **params) for p in prompts]
+    for r in asked:
+        e.add(r)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        while not e.idle:
+            e.step()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert all(r.finish_reason for r in asked)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

@@ -13,7 +13,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 
 from headstart.core import Batch, Forward
@@ -165,9 +164,10 @@ class KernelRunner(TorchRunner):
             self._out.mark()
         if len(batch.rows) == len(batch.tokens):
             return self._forward(batch, shape, *self._run(block, shape, None, batch.hidden_layers))
-        asked = batch.rows if len(batch.rows) else np.zeros(1, np.int64)  # a kernel has at least one row
-        rows = torch.from_numpy(asked).to(self.device)
-        lines, hidden = self._run(block, shape, rows, batch.hidden_layers)
+        asked = packing.places(shape).on_device(block, "lines")[
+            : max(1, len(batch.rows))
+        ]  # a kernel has at least one row
+        lines, hidden = self._run(block, shape, asked, batch.hidden_layers)
         return Forward(lines, _cut(hidden, batch), None, self._land(batch, shape))
 
     def _forward(self, batch: Batch, shape: Shape, lines: torch.Tensor, hidden: dict[int, torch.Tensor]) -> Forward:
@@ -210,10 +210,9 @@ class KernelRunner(TorchRunner):
             logits, hidden = self._model(tokens.long(), layout.positions.long(), context, rows, taps)
         heat, top_p, min_p = (get(name).view(torch.float32) for name in ("temperature", "top_p", "min_p"))
         asks = choose.Asks(heat, get("keys"), get("top_k"), top_p, min_p)
-        lines = None if rows is None else rows.int()
-        choose.choose(logits, asks, self.chosen, self.desk, lines)
+        choose.choose(logits, asks, self.chosen, self.desk, rows)
         if shape.truncates:
-            choose.choose_short(logits, asks, self.chosen, self.desk, lines, self.lenient)
+            choose.choose_short(logits, asks, self.chosen, self.desk, rows, self.lenient)
         stride = 2 + shape.new
         verdict = self.verdict[: shape.segments * stride].view(shape.segments, stride)
         choose.walk(self.chosen, tokens, get("parent"), get("root"), get("nodes"), verdict, shape.new)

@@ -66,20 +66,21 @@ class Sections:
 
     def __init__(self, shape: Shape) -> None:
         t, b, w, s = shape.rows, shape.segments, shape.words, shape.width
-        by_row = (
+        by_row = [
             "tokens",
             "source",
             "positions",
             "slots",
             "at",
             "shared",
+            "lines",
             "parent",
             "temperature",
             "top_k",
             "top_p",
             "min_p",
-        )
-        by_segment = ("start", "stop", "context", "entries", "table", "is_tree", "depth_at", "root", "nodes")
+        ]
+        by_segment = ["start", "stop", "context", "entries", "table", "is_tree", "depth_at", "root", "nodes"]
         dims: dict[str, tuple[int, ...]] = {"keys": (2, t), "words": (t, w), "above": (t, s), "depths": (b * s,)}
         dims |= dict.fromkeys(by_row, (t,)) | dict.fromkeys(by_segment, (b,))
         self.places: dict[str, tuple[int, int, tuple[int, ...]]] = {}
@@ -137,6 +138,7 @@ def fill(block: np.ndarray, shape: Shape, batch: Batch, page_size: int) -> int:
 
     put("tokens", np.maximum(batch.tokens, 0))  # one that the device will put in may be anything here
     put("positions", batch.positions)
+    put("lines", batch.rows)
     sections.of(block, "source")[:] = -1
     if batch.source is not None:
         put("source", batch.source)
