@@ -554,15 +554,20 @@ def main() -> None:
         if "engine" in parts:
             result.setdefault("engine", {})[name] = engine_speeds(model)
         if "peers" in parts:
-            result.setdefault("peers", {})[name] = peers(model, static=not args.no_static)
+            result.setdefault("peers", {})[name] = peers(model, static=args.static == "all")
         del model
         gc.collect()
         torch.cuda.empty_cache()
         console.print(f"{name} done")
     if args.model:
         model, draft, tokenizer = load_pair(args)
+        name = f"{Path(args.model).name}, real weights"
+        if "steps" in parts:
+            result.setdefault("steps", {})[name] = steps(model.model)
         if "engine" in parts:
-            result.setdefault("engine", {})[Path(args.model).name] = engine_speeds(model.model)
+            result.setdefault("engine", {})[name] = engine_speeds(model.model)
+        if "peers" in parts:
+            result.setdefault("peers", {})[name] = peers(model.model, static=args.static != "none")
         if "pair" in parts:
             result["pair"] = pair(args, model, draft, tokenizer)
         if "same" in parts:
