@@ -527,11 +527,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--prompts", type=int, default=16, help="prompts of the part `same`")
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument(
-        "--deterministic", action="store_true", help="also time the deterministic kernels, and check with them"
-    )
-    parser.add_argument(
-        "--no-static", action="store_true", help="leave out transformers' compiled static cache (minutes)"
-    )
+        "--static", choices=["none", "real", "all"], default="real",
+        help="for which models transformers' static cache is compiled too (a minute or more each)",
+    )  # fmt: skip
     parser.add_argument("--out", help="keep the result here, as JSON")
     parser.add_argument("--show", help="print a kept result and end")
     return parser.parse_args()
