@@ -218,11 +218,14 @@ class Engine:
     def _abandon(self, before: Flight | None) -> list[Request]:
         """A step broke: whoever had a part in it, or in one that is not settled, cannot go on."""
         flights = [f for f in (before, self._flight) if f is not None and not f.settled]
-        parts = [*self._plan.parts, *(p for f in flights for p in f.plan.parts)]
         self._flight = None
-        for part in parts:  # pages that this step promised may not hold what they say
-            self.pool.forget(part.request.id, part.request.computed)
-        return list({p.request.id: p.request for p in parts}.values())
+        failed = {p.request.id: p.request for p in [*self._plan.parts, *(p for f in flights for p in f.plan.parts)]}
+        for request in failed.values():  # pages that were promised may not hold what they say
+            promised = sum(
+                p.piece for f in flights for p in f.plan.parts if p.request in f.expected and p.request is request
+            )
+            self.pool.forget(request.id, request.computed - promised)
+        return list(failed.values())
 
     def _deliver(self) -> list[tuple[Request, Chunk | Exception]]:
         """What is new for each request; an error in making its text is its own."""
@@ -242,7 +245,7 @@ class Engine:
     # ------------------------------------------------------------------ one step behind another
     def _can_follow(self, flight: Flight) -> bool:
         """May the next step be launched before this one is settled? Not if it needs to know this one's tokens."""
-        if not flight.plain or self.pool.num_available < len(self.scheduler.running):
+        if not flight.plain or not self.scheduler.all_fit():
             return False
         if any(self._wants_prompt(p.request) for p in flight.plan.parts):
             return False

@@ -56,6 +56,11 @@ class Scheduler:
         """Could a prompt of this length ever run, with room for one more token?"""
         return self.pool.pages_for(num_prompt + 1) <= self.pool.num_pages and num_prompt < self.max_len
 
+    def all_fit(self) -> bool:
+        """Can every running request have all its tokens and one more in KV, so that nobody will have to step aside?"""
+        missing = sum(self.pool.missing_pages(r.id, len(r.tokens) + 1) for r in self.running)
+        return missing <= self.pool.num_available
+
     def finish(self, request: Request) -> None:
         """Take a request out, wherever it is, and free its KV at once."""
         if request in self.running:
