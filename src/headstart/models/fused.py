@@ -88,13 +88,12 @@ class FusedModel(LeanModel):
     ) -> torch.Tensor:
         keys, values, slots, weight = context.keys[i], context.values[i], context.layout.slots, block.qkv.weight
         assert self.angles is not None and self.scratch is not None
-        gains = None if block.q_norm is None or block.k_norm is None else (block.q_norm, block.k_norm)
-        if gains is None and self.head_dim % 32 == 0:
+        if block.head_gains is None and self.head_dim % 32 == 0:
             how = self._tile("qkv", len(stream.x), weight)
             return qkv(stream, weight, block.qkv.bias, self.angles, positions, slots, keys, values, how)
         how = replace(self._tile("add", len(stream.x), weight), split=1)
         heads = normed_product(stream, weight, block.qkv.bias, how, self.scratch, self.dtype)
-        return kernels.rotate(heads, gains, self.eps, self.angles, positions, slots, keys, values)
+        return kernels.rotate(heads, block.head_gains, self.eps, self.angles, positions, slots, keys, values)
 
     def _add(
         self, rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, stream: Stream, gain: torch.Tensor
@@ -120,9 +119,10 @@ class FusedModel(LeanModel):
         hidden = {0: x} if 0 in taps else {}
         for i, block in enumerate(self.blocks):
             h = F.rms_norm(x, x.shape[-1:], block.norm_in, self.eps)
-            gains = None if block.q_norm is None or block.k_norm is None else (block.q_norm, block.k_norm)
             keys, values, slots = context.keys[i], context.values[i], context.layout.slots
-            query = kernels.rotate(block.qkv(h), gains, self.eps, self.angles, positions, slots, keys, values)
+            query = kernels.rotate(
+                block.qkv(h), block.head_gains, self.eps, self.angles, positions, slots, keys, values
+            )
             out = context.read(i, query, self.scale, block.window).view(len(x), -1)
             x = torch.addmm(x, out, block.out.weight.t())
             if block.out.bias is not None:

@@ -22,6 +22,7 @@ from headstart.models.fused import FusedModel
 from headstart.models.kernels import choose
 from headstart.models.kernels.attention import DETERMINISTIC_SPLITS, Room
 from headstart.models.lean import in_family
+from headstart.models.load import position_limit
 from headstart.models.packing import Shape, step_up
 from headstart.models.paged import CHUNK, Device, PagedContext
 from headstart.models.pinned import PinnedLanding, Ring
@@ -98,7 +99,7 @@ class KernelRunner(TorchRunner):
         self.page_size, self.max_rows, self.max_segments = page_size, max_rows, max_segments
         self._allocate_kv(num_slots)
         if isinstance(self.lean, FusedModel):
-            self.lean.prepare(min(num_slots, _positions(self.text_config)), max_rows)
+            self.lean.prepare(min(num_slots, position_limit(self.text_config)), max_rows)
         self.graph_rows = _graph_rows(self.device, self.vocab_size, max_rows)
         self.logits = torch.empty(self.graph_rows, self.vocab_size, dtype=torch.float32, device=self.device)
         self.chosen = torch.zeros(max_rows + 1, dtype=torch.int32, device=self.device)
@@ -301,17 +302,6 @@ class KernelRunner(TorchRunner):
     def _pool(self) -> Any:
         """Memory that all graphs share: only one runs at a time."""
         return torch.cuda.graph_pool_handle()
-
-
-def _positions(config: Any) -> int:
-    """Positions whose angles do not depend on who else is in the forward (see `load`)."""
-    rope = getattr(config, "rope_parameters", None) or {}
-    limit = getattr(config, "max_position_embeddings", None) or 1 << 20
-    if rope.get("rope_type") in ("longrope", "dynamic"):
-        limit = rope.get("original_max_position_embeddings") or getattr(
-            config, "original_max_position_embeddings", limit
-        )
-    return limit
 
 
 def _cut(hidden: dict[int, torch.Tensor], batch: Batch) -> dict[int, torch.Tensor]:

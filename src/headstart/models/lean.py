@@ -59,6 +59,11 @@ class Block:
     down: Product
     window: int | None
 
+    @property
+    def head_gains(self) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Of a norm over each query and each key head, where the model has one."""
+        return None if self.q_norm is None or self.k_norm is None else (self.q_norm, self.k_norm)
+
 
 class LeanModel:
     """Runs a loaded Llama-family model without its module tree."""
@@ -104,9 +109,9 @@ class LeanModel:
         qkv = block.qkv(h).view(len(x), -1, self.head_dim)
         heads = self.num_heads + self.num_kv
         qk, value = qkv[:, :heads], qkv[:, heads:]
-        if block.q_norm is not None and block.k_norm is not None:
-            q = F.rms_norm(qk[:, : self.num_heads], (self.head_dim,), block.q_norm, self.eps)
-            k = F.rms_norm(qk[:, self.num_heads :], (self.head_dim,), block.k_norm, self.eps)
+        if (gains := block.head_gains) is not None:
+            q = F.rms_norm(qk[:, : self.num_heads], (self.head_dim,), gains[0], self.eps)
+            k = F.rms_norm(qk[:, self.num_heads :], (self.head_dim,), gains[1], self.eps)
             qk = torch.cat([q, k], 1)
         half = self.head_dim // 2
         qk = qk * cos + torch.cat([-qk[..., half:], qk[..., :half]], -1) * sin

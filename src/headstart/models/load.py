@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from headstart.models.tokenizer import Tokenizer
 
 DTYPES = ("float32", "bfloat16", "float16")
+UNSTEADY = ("longrope", "dynamic")  # kinds of RoPE whose angles depend on the longest position of a forward
 
 
 @dataclass
@@ -138,23 +139,38 @@ def wrap(name: str, model: Any, tokenizer: Tokenizer, max_len: int | None = None
 
 
 def _position_limit(name: str, config: Any) -> int:
-    """Positions that the model serves the same way whoever shares the forward.
+    """Positions that this model serves; says where they are fewer than it was made for."""
+    limit, whole = position_limit(config), _whole_length(config)
+    if limit < whole:
+        kind = next(r["rope_type"] for r in _ropes(config) if r.get("rope_type") in UNSTEADY)
+        note(f"{name}: {limit} positions instead of {whole}, since its {kind} RoPE depends on the batch.")
+    return limit
+
+
+def position_limit(config: Any) -> int:
+    """Positions that a model serves the same way whoever shares the forward.
 
     RoPE of the kinds `longrope` and `dynamic` changes all angles once any position of the call passes the original length:
     a long neighbour would change a short request's text. So these models stay within that length.
     """
-    limit = getattr(config, "max_position_embeddings", None) or 1 << 20
-    found = getattr(config, "rope_parameters", None) or {}
-    for rope in (found, *(v for v in found.values() if isinstance(v, dict))):
+    limit = _whole_length(config)
+    for rope in _ropes(config):
         original = rope.get("original_max_position_embeddings") or getattr(
             config, "original_max_position_embeddings", None
         )
-        if rope.get("rope_type") in ("longrope", "dynamic") and original and original < limit:
-            note(
-                f"{name}: {original} positions instead of {limit}, since its {rope['rope_type']} RoPE depends on the batch."
-            )
-            limit = original
+        if rope.get("rope_type") in UNSTEADY and original:
+            limit = min(limit, original)
     return limit
+
+
+def _ropes(config: Any) -> list[dict[str, Any]]:
+    """The model's one kind of RoPE, or one for each kind of its layers."""
+    found = getattr(config, "rope_parameters", None) or {}
+    return [found, *(v for v in found.values() if isinstance(v, dict))]
+
+
+def _whole_length(config: Any) -> int:
+    return getattr(config, "max_position_embeddings", None) or 1 << 20
 
 
 def eos_ids(model: Any, tokenizer: Tokenizer) -> frozenset[int]:

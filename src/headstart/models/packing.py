@@ -100,7 +100,7 @@ class Sections:
         return block[at : at + size].view(dim)
 
 
-@functools.cache
+@functools.lru_cache(1024)  # forwards without a graph come in any size
 def places(shape: Shape) -> Sections:
     return Sections(shape)
 
