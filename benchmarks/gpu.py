@@ -63,6 +63,7 @@ STEPS = {
     "8 x 1": (8, 1, False),
     "64 x 1": (64, 1, False),
 }
+PARTS = ("steps", "engine", "peers", "pair", "same", "deterministic")
 CONTEXT, BANDWIDTH = 1024, 4.8e12
 BATCHES = (1, 4, 8, 16, 32, 64)
 EDIT = (
@@ -517,9 +518,7 @@ def markdown(result: dict[str, Any]) -> str:
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--only", default="steps,engine,peers,pair,same,deterministic", help="parts to run, with commas"
-    )
+    parser.add_argument("--only", default=",".join(PARTS), help="parts to run, with commas")
     parser.add_argument("--shapes", default="8B,1.5B,0.5B,135M", help="shapes with random weights, with commas")
     parser.add_argument("--model", help="a real model: folder, GGUF file or name")
     parser.add_argument("--draft", help="a draft model for it")
@@ -538,8 +537,14 @@ def arguments() -> argparse.Namespace:
 def main() -> None:
     args = arguments()
     if args.show:
-        print(markdown(json.loads(Path(args.show).read_text())))
+        try:
+            print(markdown(json.loads(Path(args.show).read_text())))
+        except (OSError, ValueError) as error:
+            sys.exit(f"{args.show} cannot be shown: {error}. Give a file that --out wrote.")
         return
+    for given, known in ((args.only, PARTS), (args.shapes, SHAPES)):
+        if unknown := [name for name in filter(None, given.split(",")) if name not in known]:
+            sys.exit(f"{unknown[0]!r} is not known; choose from: {', '.join(known)}.")
     if not torch.cuda.is_available():
         sys.exit("This benchmark needs a CUDA GPU; torch sees none.")
     parts, result = args.only.split(","), {"provenance": provenance()}
