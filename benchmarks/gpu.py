@@ -105,7 +105,7 @@ def a_batch(size: int, new: int, tree: bool, page: int = 16) -> Batch:
         positions += [CONTEXT + d for d in depth]
     rows = np.arange(size * new)
     choice = Choice.of(len(rows), size)
-    choice.nodes[:] = new - 1
+    choice.nodes[:] = [new - 1] * size
     return Batch(rows % 1000, np.array(positions), segments, rows, choice=choice)
 
 

@@ -181,7 +181,7 @@ def test_deterministic_drafted_and_plain_have_the_same_bits() -> None:
 
 @pytest.mark.parametrize("spec", [None, {"method": "ngram", "prompt_lookup_min": 1}, CHAIN], ids=str)
 @pytest.mark.parametrize(
-    "params", [{"temperature": 0.0}, {"temperature": 1.0}, {"temperature": 0.8, "top_p": 0.9}], ids=str
+    "params", [{"temperature": 0.0}, {"temperature": 1.0}, {"temperature": 0.8, "top_k": 40, "top_p": 0.9}], ids=str
 )
 def test_nothing_waits_for_the_device_but_the_verdicts(spec: dict | None, params: dict) -> None:
     """torch raises where an operation makes the host wait; only an event that is waited for by name is allowed."""

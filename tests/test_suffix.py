@@ -131,6 +131,16 @@ def test_a_look_up_follows_a_bounded_chain(monkeypatch: pytest.MonkeyPatch):
     assert len(looked) == MAX_HOPS
 
 
+def test_what_follows_a_place_is_read_round_the_ring():
+    history, text = History(1000), [(i * i) % 97 for i in range(5000)]
+    history.extend(text)
+    assert history.start == 4000
+    for place in range(history.start, history.end):
+        assert history.after(place, 60) == text[place : place + 60]
+    history.add_text([1, 2])
+    assert history.after(5000, 9) == [1, 2] and history.after(4998, 9) == [*text[-2:], 1, 2]
+
+
 # ------------------------------------------------------------------ growth
 def chances(history: History, places: list[int], max_depth: int) -> dict[tuple[int, ...], float]:
     """Share of the places at which each continuation stood, by counting."""

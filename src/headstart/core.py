@@ -234,7 +234,7 @@ class Request:
     def output(self) -> list[int]:
         return self.tokens[len(self.prompt) :]
 
-    @property
+    @functools.cached_property
     def stop_ids(self) -> frozenset[int]:
         """Tokens that end the text."""
         own = frozenset(self.params.stop_token_ids)
@@ -281,6 +281,7 @@ class Draft:
     logq: torch.Tensor | None = None  # (Q, V) log-distributions that nodes were drawn from
     logq_rows: np.ndarray | None = None  # (N,) row of logq for each node
     mail: Mail | None = None  # the tokens, where only the device knows them yet; `tokens` is PENDING then
+    grown: list[Tree] | None = None  # the same as trees, where it was packed from them
 
     @staticmethod
     def of(trees: Sequence[Tree], logq: torch.Tensor | None = None) -> Draft:
@@ -288,15 +289,13 @@ class Draft:
         sizes = [len(t) for t in trees]
         flat = [t for tree in trees for t in tree.tokens]
         parents = [p for tree in trees for p in tree.parents]
-        known = [r for t in trees for r in (t.logq_rows or [-1] * len(t))]
-        rows = None if logq is None else np.array(known, dtype=np.int64)
-        return Draft(
-            np.array(flat, dtype=np.int64),
-            np.array(parents, dtype=np.int64),
-            np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)]),
-            logq,
-            rows,
-        )
+        rows = None
+        if logq is not None:
+            rows = np.array([r for t in trees for r in (t.logq_rows or [-1] * len(t))], dtype=np.int64)
+        offsets = np.array(list(itertools.accumulate(sizes, initial=0)), dtype=np.int64)
+        tokens = np.array(flat, dtype=np.int64)
+        grown = list(trees) if all(t.logq_rows is None for t in trees) else None
+        return Draft(tokens, np.array(parents, dtype=np.int64), offsets, logq, rows, grown=grown)
 
     @staticmethod
     def chains(chains: Sequence[Sequence[int]]) -> Draft:
@@ -305,6 +304,8 @@ class Draft:
 
     def trees(self) -> list[Tree]:
         """Unpack, one tree per request."""
+        if self.grown is not None:
+            return self.grown
         out = []
         for a, b in itertools.pairwise(self.offsets.tolist()):
             rows = [] if self.logq_rows is None else self.logq_rows[a:b].tolist()
@@ -370,26 +371,44 @@ class Segment:
 
 @dataclass
 class Choice:
-    """How each asked row chooses its token, and which segments walk down a draft of how many nodes (their last rows)."""
+    """How each of R asked rows chooses its token, and which segments walk down a draft of how many nodes (their last rows).
 
-    temperature: np.ndarray  # (R,) 0: greedy
-    keys: np.ndarray  # (R, 2) words of the row's noise
-    top_k: np.ndarray  # (R,) 0: off
-    top_p: np.ndarray  # (R,) 1: off
-    min_p: np.ndarray  # (R,) 0: off
-    nodes: np.ndarray  # (B,) -1: the segment chooses nothing
+    Every row is greedy and no segment chooses until somebody says otherwise. What only noise needs is made on first use.
+    """
+
+    num_rows: int
+    nodes: list[int]  # for each segment; -1: it chooses nothing
+    draws: bool = False  # some row has a temperature above 0
+    truncates: bool = False  # some row leaves out unlikely tokens
 
     @staticmethod
     def of(num_rows: int, num_segments: int) -> Choice:
-        """Every row greedy, no segment chooses."""
-        flat = [np.zeros(num_rows, np.float32) for _ in range(3)]
-        keys, top_k = np.zeros((num_rows, 2), np.int64), np.zeros(num_rows, np.int64)
-        return Choice(flat[0], keys, top_k, flat[1] + 1, flat[2], np.full(num_segments, -1, np.int64))
+        return Choice(num_rows, [-1] * num_segments)
 
-    @property
-    def truncates(self) -> bool:
-        """Some row leaves out unlikely tokens."""
-        return bool((self.top_k > 0).any() or (self.top_p < 1).any() or (self.min_p > 0).any())
+    @functools.cached_property
+    def temperature(self) -> np.ndarray:
+        """(R,) 0: greedy"""
+        return np.zeros(self.num_rows, np.float32)
+
+    @functools.cached_property
+    def keys(self) -> np.ndarray:
+        """(R, 2) words of the row's noise"""
+        return np.zeros((self.num_rows, 2), np.int64)
+
+    @functools.cached_property
+    def top_k(self) -> np.ndarray:
+        """(R,) 0: off"""
+        return np.zeros(self.num_rows, np.int64)
+
+    @functools.cached_property
+    def top_p(self) -> np.ndarray:
+        """(R,) 1: off"""
+        return np.ones(self.num_rows, np.float32)
+
+    @functools.cached_property
+    def min_p(self) -> np.ndarray:
+        """(R,) 0: off"""
+        return np.zeros(self.num_rows, np.float32)
 
 
 @dataclass
@@ -412,7 +431,8 @@ class Batch:
     @property
     def write_slots(self) -> np.ndarray:
         """(T,) the slot of each new row."""
-        return np.concatenate([s.slots[len(s.slots) - s.num_new :] for s in self.segments])
+        own = [s.slots[len(s.slots) - s.num_new :] for s in self.segments]
+        return own[0] if len(own) == 1 else np.concatenate(own)
 
 
 class Landing(Protocol):
@@ -429,13 +449,13 @@ class Landing(Protocol):
 class Forward:
     """What a runner returns: lines of logits, and the hidden states asked for, each (T, hidden size).
 
-    `rows` says which lines were asked where more were computed. `landing` comes from runners that choose themselves. Tensors
+    `rows` says which lines were asked, where more were computed. `landing` comes from runners that choose themselves. Tensors
     may be overwritten by the runner's next forward.
     """
 
     lines: torch.Tensor
     hidden: dict[int, torch.Tensor] = field(default_factory=dict)
-    rows: np.ndarray | None = None
+    rows: np.ndarray | slice | None = None
     landing: Landing | None = None
 
     @functools.cached_property

@@ -159,6 +159,7 @@ class Engine:
         return self.scheduler.idle and self._flight is None and not self._parcels
 
     # ------------------------------------------------------------------ the step
+    @torch.inference_mode()  # entered here, before the device is waited for, and not between its steps
     def step(self) -> list[tuple[Request, Chunk | Exception]]:
         """Launch one target forward for every planned request, settle what is known, and return what is new."""
         before = self._flight
@@ -315,9 +316,9 @@ class Engine:
             chosen.append(self._asks(r))
             if chosen[-1]:
                 choice.nodes[i] = len(draft)
-                depths = [0, *tree.depths(draft.parents)]
-                lines = slice(place.root, place.root + len(depths))
-                sampling.ask(choice, lines, r, [len(r.tokens) + d for d in depths])
+                if not r.params.greedy:
+                    positions = [len(r.tokens) + d for d in (0, *tree.depths(draft.parents))]
+                    sampling.ask(choice, slice(place.root, place.root + len(positions)), r, positions)
         return chosen
 
     def _asks(self, request: Request) -> bool:
@@ -389,8 +390,8 @@ class Engine:
                 self._prompt_logprobs(part, forward.logits[place.first : place.first + place.span])
             if part.ready:
                 parcel = self._emit(r, draft, verdict, name, forward, place.root)
-                moved = self._keep(r, verdict, len(parcel.tokens))
-                moves += [] if chosen else [moved]
+                kept = self._keep(r, verdict, len(parcel.tokens))
+                moves += [] if chosen else [kept]  # a runner that chose has moved them
                 self._parcels.append(parcel)
             elif r.id not in went_on:
                 r.computed += part.piece
@@ -415,12 +416,7 @@ class Engine:
         """Append the verdict's tokens up to the first that ends the text."""
         new = verdict.tokens(draft)
         first = not request.num_output
-        kept = 0
-        for token in new:
-            kept += 1
-            request.tokens.append(token)
-            if self._ends(request, token):
-                break
+        kept = self._append(request, new)
         new = new[:kept]
         request.stats.tokens += kept
         request.stats.record(name, len(draft), min(kept, len(verdict.accepted)))
@@ -431,6 +427,19 @@ class Engine:
             at = [root, *(root + 1 + n for n in verdict.accepted)][:kept]
             request.logprobs += sampling.logprobs(forward.logits[at], new, request.params.logprobs)
         return Parcel(request, new, [i < len(verdict.accepted) for i in range(kept)], request.finish_reason)
+
+    def _append(self, request: Request, new: list[int]) -> int:
+        """Tokens join the text, up to the first that ends it. Returns how many did."""
+        p = request.params
+        most = min(len(request.prompt) + p.max_tokens, self.max_len) - len(request.tokens)
+        if len(new) < most and not p.stop and request.stop_ids.isdisjoint(new):
+            request.tokens += new
+            return len(new)
+        for kept, token in enumerate(new, 1):
+            request.tokens.append(token)
+            if self._ends(request, token):
+                return kept
+        return len(new)
 
     def _ends(self, request: Request, token: int) -> bool:
         """Does this token end the text? Says why on the request."""

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 ROOT = 0  # the serial before the first page
+NOTHING = np.empty(0, dtype=np.int64)
 
 
 @dataclass
@@ -28,7 +29,8 @@ class Table:
 
     pages: list[int] = field(default_factory=list)
     serials: list[int] = field(default_factory=list)
-    slots: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    slots: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int64))  # the used part of `room`
+    room: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
 
 
 class KVPool:
@@ -43,6 +45,7 @@ class KVPool:
         self._sealed: dict[tuple[int, tuple[int, ...]], tuple[int, int]] = {}  # key -> (page, serial)
         self._key_of: dict[int, tuple[int, tuple[int, ...]]] = {}  # page -> key
         self._serial = itertools.count(ROOT + 1)
+        self._offsets = np.arange(page_size)  # of the slots within a page
 
     # -------------------------------------------------------------- room
     @property
@@ -75,7 +78,7 @@ class KVPool:
         if missing:
             for _ in range(missing):
                 table.pages.append(self._take(after=table.pages[-1] if table.pages else None))
-            self._refresh(table)
+            self._list_slots(table)
         return True
 
     def trim(self, request_id: str, length: int) -> None:
@@ -87,7 +90,7 @@ class KVPool:
                 self._drop(page)
             del table.pages[keep:]
             del table.serials[keep:]
-            self._refresh(table)
+            self._list_slots(table)
 
     def close(self, request_id: str) -> None:
         """Give everything back; sealed pages stay findable, the last ones first in line for eviction."""
@@ -114,7 +117,7 @@ class KVPool:
             self._share(page)
             table.pages.append(page)
             table.serials.append(serial)
-            self._refresh(table)
+            self._list_slots(table)
             computed += size
         return computed
 
@@ -148,6 +151,8 @@ class KVPool:
         Node i was written at index base + i; the k-th accepted one belongs at base + k. A chain needs no move.
         """
         out = [(i, k) for k, i in enumerate(accepted) if i != k]
+        if not out:
+            return NOTHING, NOTHING
         source = np.array([slots[base + i] for i, _ in out], dtype=np.int64)
         target = np.array([slots[base + k] for _, k in out], dtype=np.int64)
         return source, target
@@ -199,10 +204,14 @@ class KVPool:
                 del self._idle[page]
                 self._release(page)
 
-    def _refresh(self, table: Table) -> None:
-        size = self.page_size
-        pages = np.array(table.pages, dtype=np.int64)
-        table.slots = (pages[:, None] * size + np.arange(size)).reshape(-1)
+    def _list_slots(self, table: Table) -> None:
+        """Pages were added or taken away at the end of the table: list the slots of what it has now."""
+        size, known, count = self.page_size, len(table.slots), len(table.pages) * self.page_size
+        if count > len(table.room):
+            table.room = np.concatenate([table.slots, np.empty(2 * count - known, dtype=np.int64)])
+        for at in range(known, count, size):
+            np.add(self._offsets, table.pages[at // size] * size, out=table.room[at : at + size])
+        table.slots = table.room[:count]
 
     # -------------------------------------------------------------- proof
     def check_integrity(self) -> None:
@@ -211,7 +220,8 @@ class KVPool:
         for table in self.tables.values():
             assert len(table.serials) <= len(table.pages)
             assert len(set(table.pages)) == len(table.pages), "a table lists a page twice"
-            assert len(table.slots) == len(table.pages) * self.page_size
+            listed = (np.array(table.pages, np.int64)[:, None] * self.page_size + self._offsets).reshape(-1)
+            assert np.array_equal(table.slots, listed), "slots and pages disagree"
             for page in table.pages:
                 users[page] += 1
         assert users == self._users, "reference counts are off"

@@ -114,9 +114,12 @@ def ask(choice: Choice, lines: slice, request: Request, positions: Sequence[int]
     p = request.params
     if p.greedy:
         return
+    choice.draws = True
     choice.temperature[lines] = p.temperature
     choice.keys[lines] = row_keys([request.seed] * len(positions), list(positions))
-    choice.top_k[lines], choice.top_p[lines], choice.min_p[lines] = min(max(p.top_k, 0), 1 << 30), p.top_p, p.min_p
+    if p.top_k > 0 or p.top_p < 1 or p.min_p > 0:
+        choice.truncates = True
+        choice.top_k[lines], choice.top_p[lines], choice.min_p[lines] = min(max(p.top_k, 0), 1 << 30), p.top_p, p.min_p
 
 
 # ------------------------------------------------------------------ bias, bans, penalties

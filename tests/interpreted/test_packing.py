@@ -28,6 +28,7 @@ def chosen(batch: Batch, nodes: list[int]) -> Batch:
         getattr(choice, name)[:] = rng.random(len(asked))
     choice.keys[:], choice.top_k[:] = rng.integers(0, 2**32, (len(asked), 2)), rng.integers(0, 50, len(asked))
     choice.nodes[:] = nodes
+    choice.draws = choice.truncates = True
     return batch
 
 

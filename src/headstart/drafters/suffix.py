@@ -11,7 +11,7 @@ from __future__ import annotations
 import heapq
 import zlib
 from array import array
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,8 +50,7 @@ class History:
         self._before = array("q", [NOWHERE]) * size  # place -> earlier place of the same bucket
         self._latest = array("q", [NOWHERE]) * size  # bucket -> latest place
         self._floor, self.end = begin, begin
-        for token in old:
-            self._push(token)
+        self.extend(old)
 
     @property
     def start(self) -> int:
@@ -67,21 +66,23 @@ class History:
     def _bucket(self, a: int, b: int) -> int:
         return (a * 0x9E3779B1 ^ b * 0x85EBCA77) >> 7 & self._mask
 
-    def _push(self, token: int) -> None:
-        place = self.end
-        if place >= 2 and place - 2 >= self.start:  # what stands before `place` can be looked up from now on
-            bucket = self._bucket(self[place - 2], self[place - 1])
-            self._before[place & self._mask] = self._latest[bucket]
-            self._latest[bucket] = place
-        self._tokens[place & self._mask] = token
-        self.end += 1
-
     def extend(self, tokens: Iterable[int]) -> None:
         """More of the current text."""
+        tokens = list(tokens)
+        while self.end - self._floor + len(tokens) > self._size and self._size < self.limit:
+            self._resize(2 * self._size)
+        ring, before, latest, mask, bucket_of = self._tokens, self._before, self._latest, self._mask, self._bucket
+        place, first = self.end, self._floor + 2
+        a, b = ring[place - 2 & mask], ring[place - 1 & mask]
         for token in tokens:
-            if self.end - self._floor >= self._size and self._size < self.limit:
-                self._resize(2 * self._size)
-            self._push(token)
+            if place >= first:  # what stands before `place` can be looked up from now on
+                bucket = bucket_of(a, b)
+                before[place & mask] = latest[bucket]
+                latest[bucket] = place
+            ring[place & mask] = token
+            a, b = b, token
+            place += 1
+        self.end = place
 
     def add_text(self, tokens: Iterable[int]) -> None:
         """A whole text, kept apart from its neighbours."""
@@ -108,12 +109,13 @@ class History:
         """Places whose left side agrees with the end of `tail`: (length of the agreement, place), at least two tokens."""
         if len(tail) < 2:
             return []
+        tail = array("i", tail[-longest:])
         out: list[tuple[int, int]] = []
-        place = self._latest[self._bucket(tail[-2], tail[-1])]
+        place, first = self._latest[self._bucket(tail[-2], tail[-1])], self.start
         for _ in range(MAX_HOPS):
-            if place - 2 < self.start or len(out) >= MAX_CANDIDATES:
+            if place - 2 < first or len(out) >= MAX_CANDIDATES:
                 break
-            length = self._agreement(tail, place, longest)
+            length = self._agreement(tail, place, place - first)
             if length >= 2:
                 out.append((length, place))
             earlier = self._before[place & self._mask]
@@ -122,13 +124,25 @@ class History:
             place = earlier
         return out
 
-    def _agreement(self, tail: Sequence[int], place: int, longest: int) -> int:
+    def _agreement(self, tail: array[int], place: int, most: int) -> int:
+        """How many tokens before `place`, of at most `most`, are those at the end of `tail`."""
         tokens, mask = self._tokens, self._mask
-        most = min(len(tail), longest, place - self.start)
+        most = min(len(tail), most)
+        last = place & mask
+        if last >= most and tokens[last - most : last] == tail[len(tail) - most :]:
+            return most  # all of it, with one comparison, since it does not go round the ring
         for n in range(most):
             if tokens[(place - 1 - n) & mask] != tail[-1 - n]:
                 return n
         return most
+
+    def after(self, place: int, most: int) -> list[int]:
+        """Up to `most` tokens from this place on, to the end of its text."""
+        stop = min(self.end, place + most)
+        at = place & self._mask
+        found = self._tokens[at : at + stop - place].tolist()
+        found += self._tokens[: stop - place - len(found)].tolist()
+        return found[: found.index(GAP)] if GAP in found else found
 
 
 @dataclass
@@ -140,30 +154,38 @@ class Proposal:
 def grow(history: History, places: list[int], budget: int, max_depth: int, min_prob: float) -> Proposal:
     """The likeliest continuations of these places, best first, as one tree."""
     tree, score = Tree(), 0.0
+    seen = Counter(tuple(history.after(place, max_depth)) for place in places)
+    texts, weights = list(seen), list(seen.values())
     heap: list[tuple[float, int, int, int, int, list[int]]] = []
     count = 0
 
     def offer(parent: int, depth: int, chance: float, here: list[int]) -> None:
+        """Whatever comes at this depth in the texts `here`."""
         nonlocal count
         follow: dict[int, list[int]] = {}
-        for place in here:
-            if place < history.end and history[place] != GAP:
-                follow.setdefault(history[place], []).append(place + 1)
+        for i in here:
+            if depth < len(texts[i]):
+                follow.setdefault(texts[i][depth], []).append(i)
+        whole = sum([weights[i] for i in here])
         for token, after in follow.items():
-            p = chance * len(after) / len(here)
+            p = chance * sum([weights[i] for i in after]) / whole
             if p >= min_prob:
                 heapq.heappush(heap, (-p, count, parent, depth, token, after))
                 count += 1
 
-    if max_depth > 0:
-        offer(-1, 1, 1.0, places)
+    offer(-1, 0, 1.0, list(range(len(texts))))
     while heap and len(tree) < budget:
         p, _, parent, depth, token, after = heapq.heappop(heap)
-        tree.tokens.append(token)
-        tree.parents.append(parent)
-        score -= p
-        if depth < max_depth:
-            offer(len(tree) - 1, depth + 1, -p, after)
+        rest: Sequence[int] = (token,)
+        if not heap and len(after) == 1:  # one way is left
+            rest = texts[after[0]][depth : depth + budget - len(tree)]
+        for token in rest:
+            tree.tokens.append(token)
+            tree.parents.append(parent)
+            parent = len(tree) - 1
+            score -= p
+        if len(rest) == 1:
+            offer(parent, depth + 1, -p, after)
     return Proposal(tree, score)
 
 
@@ -191,17 +213,21 @@ class SuffixDrafter(Drafter):
         own.extend(r.tokens[self._seen.get(r.id, 0) :])
         self._seen[r.id] = len(r.tokens)
         tail = r.tokens[-self.config.suffix_max_depth :]
-        best = max((self._best(h, tail, r) for h in (own, self.past)), key=lambda p: p.score)
+        best = self._best(self.past, tail, r, self._best(own, tail, r, Proposal(Tree(), 0.0)))
         return best.tree if len(best.tree) >= max(1, self.config.min_draft_tokens) else Tree()
 
-    def _best(self, history: History, tail: Sequence[int], r: RequestView) -> Proposal:
+    def _best(self, history: History, tail: Sequence[int], r: RequestView, best: Proposal) -> Proposal:
         """Over how much of the match to insist on: long matches are few and sure, short ones many and vague."""
+        deepest = min(r.max_depth, self.config.num_speculative_tokens)
+        if best.score >= min(r.budget, deepest):  # every token of it is sure
+            return best
         found = history.matches(tail, self.config.suffix_max_depth)
-        best = Proposal(Tree(), 0.0)
         lengths = sorted({n for n, _ in found}, reverse=True)
         for least in dict.fromkeys([*lengths[:2], *lengths[-1:]]):
+            depth = min(deepest, int(self.config.suffix_factor * least + 1e-9))
+            if best.score >= min(r.budget, depth):
+                break
             places = [p for n, p in found if n >= least]
-            depth = min(r.max_depth, self.config.num_speculative_tokens, int(self.config.suffix_factor * least + 1e-9))
             grown = grow(history, places, r.budget, depth, self.config.suffix_min_prob)
             if grown.score > best.score:
                 best = grown

@@ -59,8 +59,10 @@ def _at_home(method: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(method)
     def run(self: KernelRunner, *args: Any, **kwargs: Any) -> Any:
-        here = torch.cuda.device(self.device) if self.device.type == "cuda" else contextlib.nullcontext()
-        with torch.inference_mode(), here:
+        elsewhere = self.device.type == "cuda" and torch.cuda.current_device() != self.device.index
+        if torch.is_inference_mode_enabled() and not elsewhere:
+            return method(self, *args, **kwargs)
+        with torch.inference_mode(), torch.cuda.device(self.device) if elsewhere else contextlib.nullcontext():
             return method(self, *args, **kwargs)
 
     return run
@@ -150,8 +152,8 @@ class KernelRunner(TorchRunner):
             shape, size = exact, packing.size_of(exact, batch, self.page_size)
         if batch.mail is not None:
             self.mail[: len(batch.mail)].copy_(batch.mail)
-        host = self._out.take(size)
-        used = packing.fill(host.numpy(), shape, batch, self.page_size)
+        host, array = self._out.take(size)
+        used = packing.fill(array, shape, batch, self.page_size)
         if graphable:
             self.block[:used].copy_(host[:used], non_blocking=True)
             self._out.mark()
@@ -174,7 +176,7 @@ class KernelRunner(TorchRunner):
     def _forward(self, batch: Batch, shape: Shape, lines: torch.Tensor, hidden: dict[int, torch.Tensor]) -> Forward:
         """All rows were computed; some may be padding, some not asked."""
         every = len(batch.rows) == len(batch.tokens)
-        lines, rows = (lines[: len(batch.tokens)], None) if every else (lines, batch.rows)
+        rows = slice(0, len(batch.tokens)) if every else batch.rows
         return Forward(lines, _cut(hidden, batch), rows, self._land(batch, shape))
 
     def _run(
@@ -226,12 +228,12 @@ class KernelRunner(TorchRunner):
         if batch.choice is None:
             return None
         count, stride = len(batch.segments), 2 + shape.new
-        host = self._back.take(count * stride)
-        verdict = self.verdict[: count * stride]
-        host.copy_(verdict, non_blocking=True)
-        return PinnedLanding(
-            verdict.view(count, stride), host.view(count, stride), self._back.mark(), batch.choice.nodes
-        )
+        size = count * stride
+        host, array = self._back.take(size)
+        verdict = self.verdict[:size]
+        host[:size].copy_(verdict, non_blocking=True)
+        told = array[:size].reshape(count, stride)
+        return PinnedLanding(verdict.view(count, stride), told, self._back.mark(), batch.choice.nodes)
 
     # ------------------------------------------------------------------ graphs
     @_at_home

@@ -7,6 +7,7 @@ segments come last, since their number changes from step to step. Rows and segme
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -35,10 +36,11 @@ class Shape:
     def of(batch: Batch) -> Shape:
         """The exact size of this batch."""
         trees = [len(s.parents) for s in batch.segments if s.parents is not None]
-        new = max(s.num_new for s in batch.segments)
+        new = max([s.stop - s.start for s in batch.segments])
         truncates = batch.choice is not None and batch.choice.truncates
-        return Shape(len(batch.tokens), len(batch.segments), new, max(trees, default=0), truncates)
+        return Shape(len(batch.tokens), len(batch.segments), new, max(trees) if trees else 0, truncates)
 
+    @functools.lru_cache(1024)  # noqa: B019 - a shape holds nothing
     def padded(self) -> Shape:
         """The bucket that this size falls into."""
         if self.rows == self.segments and not self.width:
@@ -90,6 +92,9 @@ class Sections:
             self.places[name] = (at, size, dim)
             at += -(-size // 4) * 4  # 16-byte steps
         self.pages = at
+        self.blank = np.zeros(at, np.int32)  # rows and segments that belong to nobody
+        for name in ("source", "slots", "at", "nodes"):
+            self.of(self.blank, name)[:] = -1
 
     def of(self, block: np.ndarray, name: str) -> np.ndarray:
         at, size, dim = self.places[name]
@@ -129,56 +134,58 @@ def size_of(shape: Shape, batch: Batch, page_size: int) -> int:
 def fill(block: np.ndarray, shape: Shape, batch: Batch, page_size: int) -> int:
     """Write a batch into a block; returns how many numbers count."""
     sections = places(shape)
-    block[: sections.pages] = 0
-    t, segments = len(batch.tokens), batch.segments
+    block[: sections.pages] = sections.blank
+    segments = batch.segments
 
     def put(name: str, values: np.ndarray | list[int]) -> None:
         at = sections.places[name][0]
         block[at : at + len(values)] = values
 
-    put("tokens", np.maximum(batch.tokens, 0))  # one that the device will put in may be anything here
+    put("tokens", batch.tokens)
     put("positions", batch.positions)
+    put("shared", batch.positions + 1)
     put("lines", batch.rows)
-    sections.of(block, "source")[:] = -1
     if batch.source is not None:
+        put("tokens", np.maximum(batch.tokens, 0))  # one that the device will put in may be anything here
         put("source", batch.source)
-    sections.of(block, "slots")[:] = -1
     put("slots", batch.write_slots)
     put("start", [s.start for s in segments])
     put("stop", [s.stop for s in segments])
     put("context", [s.context for s in segments])
     put("entries", [len(s.slots) - s.context for s in segments])
-    counts = [-(-len(s.slots) // page_size) for s in segments]
-    tables = np.cumsum([0, *counts[:-1]])
-    put("table", tables)
-    sections.of(block, "at")[:] = -1
-    put("at", tables if t == len(segments) else np.repeat(tables, [s.num_new for s in segments]))
-    put("shared", batch.positions + 1)
-    end = sections.pages + sum(counts)
-    np.floor_divide(
-        np.concatenate([s.slots[::page_size] for s in segments]), page_size, out=block[sections.pages : end],
-        casting="unsafe",
-    )  # fmt: skip
+    end = _fill_pages(put, block[sections.pages :], segments, page_size)
     if shape.width:
         _fill_trees(lambda name: sections.of(block, name), shape, segments)
-    sections.of(block, "nodes")[:] = -1
     if batch.choice is not None:
         _fill_choice(lambda name: sections.of(block, name), batch, batch.choice)
+    return sections.pages + end
+
+
+def _fill_pages(put: Callable[[str, Any], None], pages: np.ndarray, segments: list[Segment], page_size: int) -> int:
+    """The pages of all segments, one after the other, and where each segment's begin. Returns how many there are."""
+    first = [s.slots[::page_size] for s in segments]
+    starts = list(itertools.accumulate((len(f) for f in first), initial=0))
+    end = starts.pop()
+    put("table", starts)
+    put("at", [a for a, s in zip(starts, segments, strict=True) for _ in range(s.num_new)])
+    slots = first[0] if len(first) == 1 else np.concatenate(first)
+    np.floor_divide(slots, page_size, out=pages[:end], casting="unsafe")
     return end
 
 
 def _fill_choice(get: Callable[[str], np.ndarray], batch: Batch, choice: Choice) -> None:
     """Temperature and noise of the asked rows; where each draft hangs, and under which of its rows each node."""
-    rows: Any = batch.rows if len(batch.rows) < len(batch.tokens) else slice(0, len(batch.rows))
-    for name in ("temperature", "top_p", "min_p"):
-        get(name).view(np.float32)[rows] = getattr(choice, name)
-    get("top_k")[rows] = choice.top_k
-    get("keys").view(np.uint32)[:, rows] = choice.keys.T
+    if choice.draws:
+        rows: Any = batch.rows if len(batch.rows) < len(batch.tokens) else slice(0, len(batch.rows))
+        for name in ("temperature", "top_p", "min_p"):
+            get(name).view(np.float32)[rows] = getattr(choice, name)
+        get("top_k")[rows] = choice.top_k
+        get("keys").view(np.uint32)[:, rows] = choice.keys.T
     nodes = choice.nodes
     get("nodes")[: len(nodes)] = nodes
-    get("root")[: len(nodes)] = [s.stop - 1 - max(n, 0) for s, n in zip(batch.segments, nodes.tolist(), strict=True)]
+    get("root")[: len(nodes)] = [s.stop - 1 - max(n, 0) for s, n in zip(batch.segments, nodes, strict=True)]
     parent = get("parent")
-    for segment, n in zip(batch.segments, nodes.tolist(), strict=True):
+    for segment, n in zip(batch.segments, nodes, strict=True):
         if n > 0:
             known = range(n) if segment.parents is None else segment.parents[-n:] - (len(segment.parents) - n - 1)
             parent[segment.stop - n : segment.stop] = known

@@ -16,9 +16,9 @@ class PinnedLanding:
     """Verdicts on their way to the host. None: the segment chose nothing, or the host has to decide."""
 
     device: torch.Tensor  # (B, stride) int32: where they are on the device until the next forward
-    block: torch.Tensor  # the same, pinned: where they will be on the host
+    block: np.ndarray  # the same, in pinned memory: where they will be on the host
     ready: Any  # an event, or None where nothing has to be waited for
-    nodes: np.ndarray  # (B,) draft nodes, -1: the segment chooses nothing
+    nodes: list[int]  # draft nodes of each segment, -1: it chooses nothing
     _seen: list[Verdict | None] | None = None
 
     def verdicts(self) -> list[Verdict | None]:
@@ -26,10 +26,10 @@ class PinnedLanding:
         if self._seen is None:
             if self.ready is not None:
                 self.ready.synchronize()
-            rows = self.block[:, : 2 + max(0, int(self.nodes.max(initial=0)))].tolist()
+            rows = self.block[:, : 2 + max([0, *self.nodes])].tolist()
             self._seen = [
                 None if n < 0 or row[0] < 0 else Verdict(row[2 : 2 + row[0]], row[1])
-                for n, row in zip(self.nodes.tolist(), rows, strict=True)
+                for n, row in zip(self.nodes, rows, strict=True)
             ]
         return self._seen
 
@@ -38,19 +38,22 @@ class Ring:
     """Pinned blocks for what goes to the device and what comes back, used in turn."""
 
     def __init__(self, count: int, numbers: int, device: torch.device) -> None:
-        pinned = device.type == "cuda"
-        self._blocks = [torch.empty(numbers, dtype=torch.int32, pin_memory=pinned) for _ in range(count)]
+        self._at, self._cuda = 0, device.type == "cuda"
+        self._blocks = [self._block(numbers) for _ in range(count)]
         self._events: list[Any] = [None] * count
-        self._at, self._cuda = 0, pinned
 
-    def take(self, numbers: int) -> torch.Tensor:
-        """The next block, once its last use is over."""
+    def _block(self, numbers: int) -> tuple[torch.Tensor, np.ndarray]:
+        block = torch.empty(numbers, dtype=torch.int32, pin_memory=self._cuda)
+        return block, block.numpy()
+
+    def take(self, numbers: int) -> tuple[torch.Tensor, np.ndarray]:
+        """The next block of at least so many numbers, once its last use is over: as a tensor, and as an array."""
         self._at = (self._at + 1) % len(self._blocks)
         if self._events[self._at] is not None:
             self._events[self._at].synchronize()
-        if len(self._blocks[self._at]) < numbers:
-            self._blocks[self._at] = torch.empty(2 * numbers, dtype=torch.int32, pin_memory=self._cuda)
-        return self._blocks[self._at][:numbers]
+        if len(self._blocks[self._at][1]) < numbers:
+            self._blocks[self._at] = self._block(2 * numbers)
+        return self._blocks[self._at]
 
     def mark(self) -> Any:
         """The copy from or to the block just taken is queued."""
