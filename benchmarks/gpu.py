@@ -387,7 +387,7 @@ def same(args: argparse.Namespace, model: Any, draft: Any, tokenizer: Any, deter
     for temperature in (0.0, 1.0):
         reference: list[list[int]] = []
         for name, spec in drafters.items():
-            for size in (8, 64) if "tree" in name else (1, 8, 64):
+            for size in args.batches[1:] if "tree" in name else args.batches:
                 own = draft.model if draft is not None and "draft" in name else None
                 began = time.perf_counter()
                 engine = an_engine(model.model, spec, own, max_num_seqs=size, **options)
@@ -525,6 +525,10 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--questions", help="a Spec-Bench question.jsonl for prompts")
     parser.add_argument("--prompts", type=int, default=16, help="prompts of the part `same`")
     parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument(
+        "--batches", type=lambda text: [int(n) for n in text.split(",")], default=[1, 8, 64],
+        help="batch sizes of the parts `same` and `deterministic`, with commas",
+    )  # fmt: skip
     parser.add_argument(
         "--static", choices=["none", "real", "all"], default="real",
         help="for which models transformers' static cache is compiled too (a minute or more each)",

@@ -10,7 +10,6 @@ import contextlib
 import functools
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,6 +18,7 @@ from headstart.core import Batch, Forward
 from headstart.errors import ConfigError
 from headstart.models import packing
 from headstart.models.fused import FusedModel
+from headstart.models.graphs import Budget, Capture, Graph
 from headstart.models.kernels import choose
 from headstart.models.kernels.attention import DETERMINISTIC_SPLITS, Room
 from headstart.models.lean import in_family
@@ -31,27 +31,6 @@ from headstart.progress import note, status
 
 BLOCK_SIZE = 1 << 20  # numbers in the block that graphs read; a larger batch runs without a graph
 LOGITS_SHARE = 1 / 32  # of the device's memory, for the logits of graphs
-
-
-@dataclass
-class Graph:
-    """A captured forward and what it leaves behind."""
-
-    captured: Any
-    logits: torch.Tensor
-    hidden: dict[int, torch.Tensor]
-
-    def replay(self) -> None:
-        self.captured.replay()
-
-
-@dataclass
-class Budget:
-    """What graphs cost so far."""
-
-    count: int = 0
-    seconds: float = 0.0
-    bytes: int = 0
 
 
 def _at_home(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -186,6 +165,7 @@ class KernelRunner(TorchRunner):
         rows: torch.Tensor | None,
         taps: tuple[int, ...],
         into: torch.Tensor | None = None,
+        capture: Capture | None = None,
     ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
         """Model, choice, walk and compaction over a block on the device."""
         sections = packing.places(shape)
@@ -204,6 +184,7 @@ class KernelRunner(TorchRunner):
             get("source"),
             self.chosen,
             self.mail,
+            capture,
         )
         tokens = get("tokens")
         if isinstance(self.lean, FusedModel):
@@ -285,20 +266,24 @@ class KernelRunner(TorchRunner):
         self.block.zero_()
         _nobody(self.block, shape)
         try:
-            side = torch.cuda.Stream(self.device)
+            side, logits = self._side, self.logits[: shape.rows]
             side.wait_stream(torch.cuda.current_stream(self.device))
             with torch.cuda.stream(side):
                 self._run(self.block, shape, None, taps)
             torch.cuda.current_stream(self.device).wait_stream(side)
-            graph, logits = torch.cuda.CUDAGraph(), self.logits[: shape.rows]
-            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-                found, hidden = self._run(self.block, shape, None, taps, logits)
+            with Capture(side, self._pool, len(self.shapes)) as capture:
+                found, hidden = self._run(self.block, shape, None, taps, logits, capture)
                 if found is not logits:
                     logits.copy_(found)
-            return Graph(graph, logits, hidden)
+            return Graph(capture.pieces, logits, hidden)
         finally:
             self.block.copy_(block)
             self.chosen.copy_(chosen)
+
+    @functools.cached_property
+    def _side(self) -> torch.cuda.Stream:
+        """Where graphs are recorded: always the same stream, so that they can share memory."""
+        return torch.cuda.Stream(self.device)
 
     @functools.cached_property
     def _pool(self) -> Any:

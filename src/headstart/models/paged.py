@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from headstart.models.graphs import Capture
 from headstart.models.kernels import block
 from headstart.models.kernels.attention import (
     DETERMINISTIC_KEYS,
@@ -43,10 +44,12 @@ class PagedContext:
         source: torch.Tensor,
         chosen: torch.Tensor,
         mail: torch.Tensor,
+        capture: Capture | None = None,
     ) -> None:
         self.layout, self.keys, self.values, self.room = layout, keys, values, room
         self.device, self.deterministic = device, deterministic
         self.source, self.chosen, self.mail = source, chosen, mail  # where tokens are that the host did not know
+        self.capture = capture
 
     def resolve(self, tokens: torch.Tensor) -> torch.Tensor:
         """The tokens, with those put in that the host did not know."""
@@ -79,6 +82,8 @@ class PagedContext:
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Attend to what is in the pool."""
+        if self.capture is not None:
+            self.capture.reach(layer)
         keys, values, layout = self.keys[layer], self.values[layer], self.layout
         heads, kv_heads = query.shape[1], keys.shape[1]
         if not self.deterministic:
