@@ -312,6 +312,8 @@ def pair(args: argparse.Namespace, model: Any, draft: Any, tokenizer: Any) -> di
             ways[f"draft model {gamma} on mixed"] = (spec, free)
             ways[f"draft model {gamma} on copying"] = (spec, copying)
     for name, (spec, prompts) in ways.items():
+        if args.ways not in name:
+            continue
         engine = an_engine(model.model, spec, draft.model if "draft" in spec["method"] else None)
         ours = run_each(engine, prompts, args.tokens, stop)
         theirs = run_each(plain, prompts, args.tokens, stop)
@@ -330,10 +332,10 @@ def real_copy() -> list[str]:
 
 
 def run_each(engine: Engine, prompts: list[list[int]], tokens: int, stop: frozenset[int]) -> list[dict[str, Any]]:
-    """One request at a time, twice; the second run counts."""
+    """One request at a time, three times; the last run counts, when every graph is there and suffix knows the text."""
     out = []
     for ids in prompts:
-        for _ in range(2):
+        for _ in range(3):
             asked = requests([ids], tokens, 0.0, stop)
             speed = decode(engine, asked)
         stats = asked[0].stats
@@ -522,6 +524,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--shapes", default="8B,1.5B,0.5B,135M", help="shapes with random weights, with commas")
     parser.add_argument("--model", help="a real model: folder, GGUF file or name")
     parser.add_argument("--draft", help="a draft model for it")
+    parser.add_argument("--ways", default="", help="of the part `pair`, only those whose name has this in it")
     parser.add_argument("--questions", help="a Spec-Bench question.jsonl for prompts")
     parser.add_argument("--prompts", type=int, default=16, help="prompts of the part `same`")
     parser.add_argument("--tokens", type=int, default=128)
