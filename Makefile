@@ -5,7 +5,7 @@ READY := .venv/.ready
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint bench clean
+.PHONY: help setup demo test lint bench llamacpp clean
 
 help: ## List these targets
 	@sed -nE 's/^([a-z]+):.*## (.*)/  make \1|\2/p' Makefile | awk -F'|' '{printf "%-14s%s\n", $$1, $$2}'
@@ -35,6 +35,9 @@ lint: setup ## ruff and mypy
 
 bench: setup ## Tokens per second, against transformers on the same weights
 	$(BIN)/python benchmarks/engine.py
+
+llamacpp: setup ## Build llama.cpp for this CPU, for --runner llamacpp (10 minutes or more)
+	$(BIN)/python scripts/build_llamacpp.py
 
 clean: ## Remove .venv and everything that tools left behind (models stay in the cache)
 	rm -rf .venv build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

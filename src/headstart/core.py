@@ -8,11 +8,12 @@ Shape letters, used in every file:
 
 from __future__ import annotations
 
+import copy
 import functools
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -182,8 +183,10 @@ class Stats:
 
     def copy(self) -> Stats:
         """As they are now; the engine goes on counting in its own."""
-        books = {name: list(book) for name, book in self.by_drafter.items()}
-        return replace(self, accepted_by_position=list(self.accepted_by_position), by_drafter=books)
+        out = copy.copy(self)
+        out.accepted_by_position = list(self.accepted_by_position)
+        out.by_drafter = {name: list(book) for name, book in self.by_drafter.items()}
+        return out
 
     def to_dict(self) -> dict[str, Any]:
         plain = {f.name: getattr(self, f.name) for f in fields(self)}

@@ -26,7 +26,7 @@ from headstart.drafters import Surroundings
 from headstart.drafting import Drafted, Drafting
 from headstart.errors import BadInput
 from headstart.kv import KVPool
-from headstart.models.runner import TorchRunner
+from headstart.models.base import Runner
 from headstart.noise import Chance, derive_seed
 from headstart.policy import Load, Policy, StepTimes
 from headstart.policy.fixed import FixedPolicy
@@ -91,7 +91,7 @@ class StepFailed(Exception):
 class Engine:
     def __init__(
         self,
-        runner: TorchRunner,
+        runner: Runner,
         config: EngineConfig,
         max_len: int,
         num_pages: int,
@@ -101,7 +101,7 @@ class Engine:
         policy: Policy | None = None,
     ) -> None:
         self.runner, self.config = runner, config
-        self.pool = KVPool(num_pages, config.page_size, config.share_prefixes)
+        self.pool = KVPool(num_pages, config.page_size, config.share_prefixes, runner.freed, runner.max_texts)
         runner.allocate(self.pool.num_slots, config.page_size, config.max_batch_tokens, config.max_num_seqs)
         self.max_len = min(max_len, self.pool.num_slots - 1)
         self.scheduler = Scheduler(self.pool, config.max_num_seqs, config.max_batch_tokens, self.max_len)
@@ -159,9 +159,12 @@ class Engine:
         return self.scheduler.idle and self._flight is None and not self._parcels
 
     # ------------------------------------------------------------------ the step
-    @torch.inference_mode()  # entered here, before the device is waited for, and not between its steps
     def step(self) -> list[tuple[Request, Chunk | Exception]]:
         """Launch one target forward for every planned request, settle what is known, and return what is new."""
+        with self.runner.at_work():
+            return self._step()
+
+    def _step(self) -> list[tuple[Request, Chunk | Exception]]:
         before = self._flight
         try:
             if before is not None and not self._can_follow(before):
@@ -187,6 +190,7 @@ class Engine:
             self._give_budgets(plan)
         clock.lap("host")
         drafted = self.drafting.propose(plan.ready, self._depth)
+        self._thin(drafted)
         clock.lap("draft")
         batch, places = self._pack(plan, drafted.trees)
         chosen = self._choice(plan, drafted, batch, places) if self.runner.chooses else [False] * len(plan.ready)
@@ -271,6 +275,15 @@ class Engine:
         budgets = self.policy.budget(ready, load)
         wanted = [b if b and self._drafts_for(r) else 0 for b, r in zip(budgets, ready, strict=True)]
         self.scheduler.reserve_drafts(plan, wanted)
+
+    def _thin(self, drafted: Drafted) -> None:
+        """Trees become chains where the runner would rather have them, or cannot take so many paths."""
+        runner, trees = self.runner, drafted.trees
+        if runner.most_paths is None or all(tree.is_chain(t.parents) for t in trees):
+            return
+        asked = self.drafting.config.tree or not runner.prefers_chains
+        if not asked or sum(tree.num_paths(t) for t in trees) > runner.most_paths:
+            drafted.trees = [tree.first_path(t) for t in trees]
 
     def _drafts_for(self, request: Request) -> bool:
         return self._depth(request) > 0 and self.drafting.choose(request) is not None
@@ -380,7 +393,7 @@ class Engine:
         """Tokens join the requests, accepted KV moves up, drafters hear the verdict."""
         drafted, forward, moves = flight.drafted, flight.forward, []
         ready = iter(zip(drafted.trees, verdicts, drafted.names, flight.chosen, strict=True))
-        went_on = {r.id for r in flight.expected}
+        went_on, grew = {r.id for r in flight.expected}, []
         for part, place in zip(flight.plan.parts, flight.places, strict=True):
             draft, verdict, name, chosen = next(ready) if part.ready else (Tree(), Verdict([], 0), "", True)
             r = part.request
@@ -390,27 +403,29 @@ class Engine:
                 self._prompt_logprobs(part, forward.logits[place.first : place.first + place.span])
             if part.ready:
                 parcel = self._emit(r, draft, verdict, name, forward, place.root)
-                kept = self._keep(r, verdict, len(parcel.tokens))
-                moves += [] if chosen else [kept]  # a runner that chose has moved them
+                moved = self._accept(r, verdict, len(parcel.tokens))
+                moves += [] if chosen else [moved]  # a runner that chose has moved them
+                grew.append(r)
                 self._parcels.append(parcel)
             elif r.id not in went_on:
                 r.computed += part.piece
         if moves:
             self.runner.move(np.concatenate([m[0] for m in moves]), np.concatenate([m[1] for m in moves]))
+        for r in grew:  # not before nodes have moved out of the pages that go
+            if r.id not in went_on:
+                self.runner.keep(self.pool.tables[r.id].slots, r.computed)
+            self.pool.trim(r.id, len(r.tokens))
         self.drafting.observe(drafted, verdicts)
         for part in flight.plan.ready:
             if part.request.finish_reason is not None and part.request.id in self.pool.tables:
                 self._leave(part.request)
 
-    def _keep(self, request: Request, verdict: Verdict, num_new: int) -> tuple[np.ndarray, np.ndarray]:
-        """Which slots move so that the accepted nodes stand in line; pages behind them go back."""
+    def _accept(self, request: Request, verdict: Verdict, num_new: int) -> tuple[np.ndarray, np.ndarray]:
+        """Which slots move so that the accepted nodes stand in line."""
         base = len(request.tokens) - num_new  # tokens before this step's
         kept = verdict.accepted[:num_new]
-        slots = self.pool.tables[request.id].slots
-        moves = self.pool.moves(slots, base, kept)
         request.computed = base + len(kept) - (len(kept) == num_new)
-        self.pool.trim(request.id, len(request.tokens))
-        return moves
+        return self.pool.moves(self.pool.tables[request.id].slots, base, kept)
 
     def _emit(self, request: Request, draft: Tree, verdict: Verdict, name: str, forward: Forward, root: int) -> Parcel:
         """Append the verdict's tokens up to the first that ends the text."""

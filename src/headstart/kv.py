@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections import OrderedDict
-from collections.abc import Sequence
+from collections import OrderedDict, deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -34,8 +34,18 @@ class Table:
 
 
 class KVPool:
-    def __init__(self, num_pages: int, page_size: int = 16, share_prefixes: bool = True) -> None:
+    def __init__(
+        self,
+        num_pages: int,
+        page_size: int = 16,
+        share_prefixes: bool = True,
+        freed: Callable[[int], None] | None = None,
+        max_texts: int | None = None,
+    ) -> None:
+        """`freed` hears of each page that loses its content; at most `max_texts` finished texts are kept for others."""
         self.num_pages, self.page_size, self.share_prefixes = num_pages, page_size, share_prefixes
+        self._freed, self._max_texts = freed, max_texts
+        self._texts: deque[list[int]] = deque()  # pages of finished texts, oldest first, where their number is bounded
         self.tables: dict[str, Table] = {}
         self._users = [0] * num_pages
         self._free = list(range(num_pages))  # a heap, with stale entries; `_is_free` decides
@@ -97,6 +107,10 @@ class KVPool:
         table = self.tables.pop(request_id, None)
         for page in reversed(table.pages if table else []):
             self._drop(page)
+        if self._max_texts is not None and table is not None and table.pages:
+            self._texts.append(table.pages)
+            while len(self._texts) > self._max_texts:
+                self._forget_idle(self._texts.popleft())
 
     def slots(self, request_id: str, stop: int) -> np.ndarray:
         """(stop,) the slots of the first `stop` tokens."""
@@ -170,6 +184,7 @@ class KVPool:
             page, _ = self._idle.popitem(last=False)
             self._unseal(page)
             self._users[page] = 1
+            self._tell(page)
             return page
         self._is_free[page] = False
         self._num_free -= 1
@@ -189,7 +204,17 @@ class KVPool:
         else:
             self._release(page)
 
+    def _forget_idle(self, pages: list[int]) -> None:
+        for page in reversed(pages):
+            if page in self._idle:
+                self._unseal(page)
+
+    def _tell(self, page: int) -> None:
+        if self._freed is not None:
+            self._freed(page)
+
     def _release(self, page: int) -> None:
+        self._tell(page)
         self._is_free[page] = True
         self._num_free += 1
         heapq.heappush(self._free, page)

@@ -29,7 +29,8 @@ CPU_SHARE, CUDA_SHARE = 0.25, 0.8  # of the free memory, for KV
 class LLM:
     """A target model with its drafter, ready to generate. Use it as a context manager, or `close()` it, to free everything.
 
-    model        built-in name, folder, GGUF file or hub id
+    model        built-in name, folder, GGUF file, ollama:NAME or hub id
+    runner       auto, torch or llamacpp: who computes a GGUF file; gpu_layers, flash_attention and kv_type are llama.cpp's
     speculative  None, a method's name, or a dict in Headstart's, vLLM's or llama.cpp's words
     kv_memory    bytes for the KV pool; by default a share of the free memory
     """
@@ -51,6 +52,11 @@ class LLM:
         kernels: bool = True,
         deterministic: bool = False,
         wide_weights: bool | None = None,
+        runner: str = "auto",
+        gpu_layers: int = -1,
+        flash_attention: bool | None = None,
+        kv_type: str = "f16",
+        threads: int | None = None,
         profile: bool = False,
         trust_remote_code: bool = False,
         draft: Loaded | None = None,
@@ -71,8 +77,13 @@ class LLM:
             profile=profile,
         )
         from headstart.drafters import find
+        from headstart.models.llamacpp.native import LlamaOptions
         from headstart.models.load import load, pick_device
         from headstart.models.runners import require_kernels
+
+        llama = LlamaOptions(gpu_layers, threads, flash_attention, kv_type)
+        plain = fuse and kernels and not deterministic and not wide_weights  # what is asked of torch, torch gets
+        runner = "torch" if runner == "auto" and not plain else runner
 
         if config.method != "none":
             find(config)  # an unknown method is said before a model is loaded
@@ -81,13 +92,13 @@ class LLM:
         if draft is not None and config.method != "draft_model":
             raise ConfigError("draft= was given, but the method is not draft_model.")
         if isinstance(model, (str, Path)):
-            model = load(model, device, dtype, max_model_len, trust_remote_code)
-        elif (device, dtype, max_model_len, trust_remote_code) != ("auto", "auto", None, False):
+            model = load(model, device, dtype, max_model_len, trust_remote_code, runner, llama)
+        elif (device, dtype, max_model_len, trust_remote_code, runner) != ("auto", "auto", None, False, "auto"):
             raise ConfigError(
-                "device, dtype, max_model_len and trust_remote_code are for loading; this model is loaded."
+                "device, dtype, max_model_len, trust_remote_code and runner are for loading; this model is loaded."
             )
         if config.method == "draft_model" and draft is None:  # before the KV pools take what memory is free
-            draft = _load_draft(config, device, trust_remote_code)
+            draft = _load_draft(config, device, trust_remote_code, "torch" if runner == "torch" else "auto", threads)
         self.model = model
         self.tokenizer = model.tokenizer
         self._loop = _start(model, config, engine_config, device, draft)
@@ -319,13 +330,17 @@ def _conversations(messages: Any) -> list[Any]:
     return [items] if isinstance(items[0], Mapping) else items
 
 
-def _load_draft(config: SpeculativeConfig, device: str, trust_remote_code: bool) -> Loaded:
+def _load_draft(
+    config: SpeculativeConfig, device: str, trust_remote_code: bool, runner: str, threads: int | None
+) -> Loaded:
+    from headstart.models.llamacpp.native import LlamaOptions
     from headstart.models.load import load
 
     if not config.model:
         raise ConfigError("method 'draft_model' needs a model: {'method': 'draft_model', 'model': 'path or name'}.")
     where = device if config.draft_device == "auto" else config.draft_device
-    return load(config.model, where, config.draft_dtype, config.draft_max_model_len, trust_remote_code)
+    llama = LlamaOptions(threads=threads)
+    return load(config.model, where, config.draft_dtype, config.draft_max_model_len, trust_remote_code, runner, llama)
 
 
 def _start(
@@ -343,6 +358,8 @@ def _start(
     spare = runner.needs_bytes(engine_config.max_batch_tokens) * (2 if draft else 1)
     memory = engine_config.kv_memory or _kv_memory(runner.device, spare)
     slots = engine_config.max_num_seqs * (model.max_len + config.nodes)
+    if engine_config.kv_memory is None and runner.usual_slots is not None:
+        slots = min(slots, runner.usual_slots)
     pages = int(min(memory * (1 - share) // runner.slot_bytes, slots)) // engine_config.page_size
     if pages < 2:
         raise ConfigError(
@@ -359,7 +376,7 @@ def _start(
         engine_config.page_size,
         fuse=engine_config.fuse,
         kernels=engine_config.kernels,
-        takes_mail=runner.chooses and (draft is None or runner.device == next(draft.model.parameters()).device),
+        takes_mail=runner.chooses and (draft is None or runner.device == draft.model.device),
         extras={"draft_model": draft} if draft else {},
     )
     decode = None if model.tokenizer is None else model.tokenizer.decode

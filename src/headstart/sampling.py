@@ -36,6 +36,8 @@ class Row:
 
 def choose(logits: torch.Tensor, rows: Sequence[Row]) -> list[int]:
     """The token of each row. logits (R, V) -> R tokens."""
+    if len(rows) == 1 and rows[0].request.params.greedy and not _adjusts(rows[0]):  # plain decoding of one request
+        return argmax(logits)
     logits = adjust(logits, rows)
     greedy = [i for i, r in enumerate(rows) if r.request.params.greedy]
     if len(greedy) == len(rows):

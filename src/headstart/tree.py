@@ -67,6 +67,23 @@ def prune(tree: Tree, budget: int, max_depth: int) -> Tree:
     return select(tree, keep)
 
 
+def first_path(tree: Tree) -> Tree:
+    """The chain of the nodes that were proposed first at each depth."""
+    first: dict[int, int] = {}
+    for i, p in enumerate(tree.parents):
+        first.setdefault(p, i)
+    keep, node = [], first.get(-1)
+    while node is not None:
+        keep.append(node)
+        node = first.get(node)
+    return select(tree, keep)
+
+
+def num_paths(tree: Tree) -> int:
+    """Ways from the root to a leaf; 1 without a draft."""
+    return max(1, len(set(range(len(tree))) - set(tree.parents)))
+
+
 def select(tree: Tree, keep: Sequence[int]) -> Tree:
     """The subtree of the nodes `keep` (ascending, closed under parents), renumbered."""
     new = {-1: -1} | {old: i for i, old in enumerate(keep)}

@@ -36,7 +36,10 @@ Quiet = Annotated[bool, option("--quiet", "-q", help="No progress, notes or summ
 @dataclass(frozen=True)
 class EngineOptions:
     model: Annotated[
-        str, option("--model", "-m", help="Built-in name, folder, GGUF file or hub id (owner/name).", panel=MODEL)
+        str,
+        option(
+            "--model", "-m", help="Built-in name, folder, GGUF file, ollama:NAME or hub id (owner/name).", panel=MODEL
+        ),
     ] = "smollm2"
     device: Annotated[str, option("--device", help="auto, cpu, cuda or cuda:0.", panel=MODEL)] = "auto"
     dtype: Annotated[str, option("--dtype", help="auto, float32, bfloat16 or float16.", panel=MODEL)] = "auto"
@@ -49,7 +52,30 @@ class EngineOptions:
             "--kv-memory", help="Memory for the KV pool: 2GB, 512MiB or bytes. [default: from free memory]", panel=MODEL
         ),
     ] = None
-    threads: Annotated[int | None, option("--threads", help="CPU threads that torch may use.", panel=MODEL)] = None
+    threads: Annotated[int | None, option("--threads", help="CPU threads to compute with.", panel=MODEL)] = None
+    runner: Annotated[
+        str,
+        option(
+            "--runner",
+            help="Who computes a GGUF file: torch, llamacpp, or auto: llama.cpp on CPUs where it is installed.",
+            panel=MODEL,
+        ),
+    ] = "auto"
+    gpu_layers: Annotated[
+        int, option("--gpu-layers", help="llama.cpp: layers on the GPU; -1 is all of them.", panel=MODEL)
+    ] = -1
+    kv_type: Annotated[
+        str, option("--kv-type", help="llama.cpp: how keys and values are kept: f32, f16, q8_0, q4_0, ...", panel=MODEL)
+    ] = "f16"
+    flash_attention: Annotated[
+        bool | None,
+        option(
+            "--flash-attention/--no-flash-attention",
+            help="llama.cpp: flash attention. [default: where it helps]",
+            panel=MODEL,
+            show_default=False,
+        ),
+    ] = None
     trust_remote_code: Annotated[
         bool, option("--trust-remote-code", help="Run Python code that comes with the model.", panel=MODEL)
     ] = False
@@ -86,6 +112,11 @@ class EngineOptions:
             fuse=not self.no_fuse,
             kernels=not self.no_kernels,
             deterministic=self.deterministic,
+            runner=self.runner,
+            gpu_layers=self.gpu_layers,
+            kv_type=self.kv_type,
+            flash_attention=self.flash_attention,
+            threads=self.threads,
             profile=profile,
             trust_remote_code=self.trust_remote_code,
         )

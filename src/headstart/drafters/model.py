@@ -106,7 +106,7 @@ class ModelDrafter(Drafter):
         self.map = self._map(loaded)
         if self.map.kind == vocab.STRING and config.tree:
             raise ConfigError("tree drafts need a draft model whose tokens can be mapped one by one; leave out 'tree'.")
-        self.pool = KVPool(self._num_pages(), around.page_size)
+        self.pool = KVPool(self._num_pages(), around.page_size, True, self.runner.freed, self.runner.max_texts)
         self._memory: dict[str, Memory] = {}
         self.top_k = (config.top_k or 4) if config.tree else 1
         self.width = config.max_branches if config.tree else 1
@@ -178,7 +178,7 @@ class ModelDrafter(Drafter):
 
     def observe(self, view: View, trees: list[Tree], verdicts: list[Verdict]) -> None:
         """Keep the KV of the nodes that the target took over too."""
-        sources, targets = [], []
+        sources, targets, grew = [], [], []
         for r in view.requests:
             memory = self._memory.get(r.id)
             if memory is None or memory.growth is None:
@@ -191,8 +191,11 @@ class ModelDrafter(Drafter):
             sources.append(source)
             targets.append(target)
             memory.tokens = growth.context + [growth.draft_tokens[n] for n in taken]
+            grew.append((slots, len(memory.tokens)))
         if sources:
             self.runner.move(np.concatenate(sources), np.concatenate(targets))
+        for slots, length in grew:
+            self.runner.keep(slots, length)
 
     def release(self, request: RequestView) -> None:
         if self._memory.pop(request.id, None) is not None:

@@ -67,6 +67,10 @@ class KernelRunner(TorchRunner):
         self.graphs: dict[tuple[Shape, tuple[int, ...]], Graph | None] = {}
         self.budget = Budget()
 
+    def at_work(self) -> contextlib.AbstractContextManager[Any]:
+        """Entered before the device is waited for, and not between its steps."""
+        return torch.inference_mode()
+
     # ------------------------------------------------------------------ memory
     def needs_bytes(self, max_rows: int) -> int:
         """For the logits of graphs and of their library products."""

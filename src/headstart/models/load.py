@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headstart.errors import ConfigError, ModelError, nearest
-from headstart.models import builtin, files, gguf
+from headstart.models import builtin, files, gguf, ollama
+from headstart.models.llamacpp import native
+from headstart.models.llamacpp.native import LlamaOptions
 from headstart.progress import note, status
 
 if TYPE_CHECKING:
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
 
     from headstart.models.tokenizer import Tokenizer
 
+RUNNERS = ("auto", "torch", "llamacpp")
 DTYPES = ("float32", "bfloat16", "float16")
 UNSTEADY = ("longrope", "dynamic")  # kinds of RoPE whose angles depend on the longest position of a forward
 
@@ -25,29 +28,38 @@ class Loaded:
     """A model in memory with its tokenizer."""
 
     name: str
-    model: Any
-    tokenizer: Tokenizer
+    model: Any  # a transformers model, or a LlamaFile
+    tokenizer: Any  # a Tokenizer or LlamaTokenizer; None where only token ids are used
     eos_ids: frozenset[int]
     max_len: int
     vocab_size: int
 
 
-def resolve(name: str | Path, trust_remote_code: bool = False) -> Path:
-    """The folder to load from, with everything in it present and whole."""
+def gguf_file(name: str | Path) -> Path | None:
+    """The GGUF file that a name stands for: built in, in the Ollama store, a path, or the only one of a folder."""
     text = str(name)
     if text in builtin.BUILTIN:
-        return gguf.converted(builtin.ensure(builtin.BUILTIN[text]))
+        return builtin.ensure(builtin.BUILTIN[text])
+    if text.startswith(ollama.PREFIX):
+        return ollama.find(text)
     path = Path(text).expanduser()
     if path.suffix == ".gguf" or (path.is_file() and path.suffix != ".safetensors"):
         if not path.is_file():
             raise ModelError(f"{path} does not exist.")
-        return gguf.converted(path)
+        return path
+    return gguf.only_file(path) if path.is_dir() and not (path / "config.json").is_file() else None
+
+
+def resolve(name: str | Path, trust_remote_code: bool = False) -> Path:
+    """The folder to load from, with everything in it present and whole."""
+    if (file := gguf_file(name)) is not None:
+        return gguf.converted(file)
+    text = str(name)
+    path = Path(text).expanduser()
     if path.is_file():
         raise ModelError(f"{path} is a single weights file: name the folder that holds it and its config.json.")
     if path.is_dir():
         folder = path
-        if not (path / "config.json").is_file() and (file := gguf.only_file(path)):
-            return gguf.converted(file)
     elif text.startswith((".", "/", "~")) or text.count("/") != 1:
         raise ModelError(
             f"There is no model {text!r}: not built in, not a file or folder, not a hub id (owner/name)."
@@ -117,16 +129,58 @@ def load(
     dtype: str | torch.dtype = "auto",
     max_len: int | None = None,
     trust_remote_code: bool = False,
+    runner: str = "auto",
+    llama: LlamaOptions | None = None,
 ) -> Loaded:
-    """Load a model for the engine."""
-    folder = resolve(name, trust_remote_code)
+    """Load a model for the engine: with transformers, or a GGUF file with llama.cpp."""
     where = pick_device(device)
+    if runner not in RUNNERS:
+        raise ConfigError(f"runner={runner!r} is not known.{nearest(runner, RUNNERS)}")
+    if runner != "torch" and _suits_llamacpp(name, runner, where, dtype):
+        return _load_llama(str(name), llama or LlamaOptions(), max_len, chosen=runner == "llamacpp")
+    if llama is not None and replace(llama, threads=None) != LlamaOptions():
+        raise ConfigError(
+            "gpu_layers, flash_attention and kv_type are for runner='llamacpp'; this model runs on torch."
+        )
+    folder = resolve(name, trust_remote_code)
     with status(f"Loading {name} on {where}"):
         model = _load_model(folder, where, pick_dtype(dtype, where), trust_remote_code)
         from headstart.models.tokenizer import load_tokenizer
 
         tokenizer = load_tokenizer(folder, trust_remote_code)
     return wrap(str(name), model, tokenizer, max_len)
+
+
+def _suits_llamacpp(name: str | Path, runner: str, device: torch.device, dtype: str | torch.dtype) -> bool:
+    """Does llama.cpp run this? By itself it takes GGUF files on CPUs, where it is there."""
+    why_not = native.available()
+    if runner == "auto":
+        return why_not is None and device.type == "cpu" and dtype == "auto" and gguf_file(name) is not None
+    if why_not is not None:
+        raise ConfigError(f"runner='llamacpp' cannot be used: {why_not}.")
+    if gguf_file(name) is None:
+        raise ConfigError(f"runner='llamacpp' runs GGUF files, and {name} is none: use runner='torch'.")
+    return True
+
+
+def _load_llama(name: str, options: LlamaOptions, max_len: int | None, chosen: bool) -> Loaded:
+    from headstart.models.llamacpp.tokenizer import LlamaTokenizer
+
+    path = gguf_file(name)
+    assert path is not None
+    gguf.check(path)
+    with status(f"Loading {name} with llama.cpp"):
+        file = native.LlamaFile(path, options)
+    if not chosen:
+        note(
+            f"{name} runs on llama.cpp, in the file's own format ({file.describe()}). runner='torch' takes torch instead."
+        )
+    if max_len is not None and not 2 <= max_len <= file.max_len:
+        raise ConfigError(
+            f"max_model_len={max_len} is not usable: {name} takes from 2 to at most {file.max_len} positions."
+        )
+    tokenizer = LlamaTokenizer(file)
+    return Loaded(name, file, tokenizer, tokenizer.eos_ids, max_len or file.max_len, file.vocab_size)
 
 
 def wrap(name: str, model: Any, tokenizer: Tokenizer, max_len: int | None = None) -> Loaded:

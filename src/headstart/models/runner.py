@@ -11,14 +11,12 @@ from headstart.core import Batch, Forward
 from headstart.errors import ModelError
 from headstart.models import attention
 from headstart.models.attention import Attends, Context, LayerShape, Probe
+from headstart.models.base import Runner
 from headstart.models.lean import LeanModel, lean
 
 
-class TorchRunner:
-    """`forward(batch)` and `move(source, target)` over one model and its KV tensors, on CPU or GPU."""
-
-    chooses = False  # whether it chooses tokens itself where a batch says how
-    lenient = False  # whether it may then choose among the likeliest tokens where that is not exact: fine for drafts
+class TorchRunner(Runner):
+    """One transformers model and its KV tensors, on CPU or GPU."""
 
     def __init__(self, model: Any, fuse: bool = True, wide: bool = False) -> None:
         self.model = model.eval()
@@ -33,7 +31,6 @@ class TorchRunner:
 
     @property
     def slot_bytes(self) -> int:
-        """Bytes of KV that one token takes."""
         return sum(s.kv_heads * (s.key_dim + s.value_dim) * s.dtype.itemsize for s in self.shapes)
 
     @property
@@ -57,7 +54,6 @@ class TorchRunner:
 
     @torch.inference_mode()
     def forward(self, batch: Batch) -> Forward:
-        """One forward over packed rows. Logits for `batch.rows`, hidden states for `batch.hidden_layers`."""
         tokens = torch.from_numpy(batch.tokens).to(self.device)
         positions = torch.from_numpy(batch.positions).to(self.device)
         rows = torch.from_numpy(batch.rows).to(self.device)
@@ -87,26 +83,16 @@ class TorchRunner:
 
     @torch.inference_mode()
     def move(self, source: np.ndarray, target: np.ndarray) -> None:
-        """Copy slots: accepted tree nodes move up behind their context."""
         if not len(source):
             return
         src, dst = torch.from_numpy(source).to(self.device), torch.from_numpy(target).to(self.device)
         for pool in (*self.keys, *self.values):
             pool.index_copy_(0, dst, pool.index_select(0, src))
 
-    def needs_bytes(self, max_rows: int) -> int:
-        """Memory that forwards of up to so many rows take besides weights and KV, where it is known."""
-        return 0
-
-    def warm_up(self, nodes: int, trees: bool) -> None:
-        """Prepare for steps of one request, plain and with drafts of so many nodes."""
-
     def release(self) -> None:
-        """Let go of the KV."""
         self.keys, self.values = [], []
 
     def synchronize(self) -> None:
-        """Wait for the device."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 

@@ -6,7 +6,10 @@ import functools
 from typing import TYPE_CHECKING, Any
 
 from headstart.errors import ConfigError
+from headstart.models.base import Runner
 from headstart.models.kernels.launch import unusable
+from headstart.models.llamacpp.native import LlamaFile
+from headstart.models.llamacpp.runner import LlamaRunner
 from headstart.models.runner import TorchRunner
 from headstart.progress import note
 
@@ -16,8 +19,12 @@ if TYPE_CHECKING:
 
 def make_runner(
     model: Any, fuse: bool = True, wide: bool = False, kernels: bool = True, deterministic: bool = False
-) -> TorchRunner:
-    """Through Triton kernels and graphs on a GPU that can, the reference path everywhere else."""
+) -> Runner:
+    """llama.cpp for its files; Triton kernels and graphs on a GPU that can; the reference path everywhere else."""
+    if isinstance(model, LlamaFile):
+        if deterministic:
+            raise ConfigError("deterministic needs Headstart's GPU kernels, and llama.cpp runs this model.")
+        return LlamaRunner(model)
     device = next(model.parameters()).device
     if deterministic:
         require_kernels(device, kernels)

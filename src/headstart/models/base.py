@@ -1,0 +1,74 @@
+"""What the engine asks of a model, whoever computes it."""
+
+from __future__ import annotations
+
+import contextlib
+from contextlib import AbstractContextManager
+from typing import Any
+
+import numpy as np
+import torch
+
+from headstart.core import Batch, Forward
+
+
+class Runner:
+    """`forward(batch)` over a pool of KV slots. What a runner has no use for, it need not write."""
+
+    chooses = False  # whether it chooses tokens itself where a batch says how
+    lenient = False  # whether it may then choose among the likeliest tokens where that is not exact: fine for drafts
+    max_texts: int | None = None  # of how many finished texts the KV can stay for others to find; None: any number
+    most_paths: int | None = None  # that the trees of one forward may have in all; None: any number
+    prefers_chains = False  # whether a tree is worth its cost only where a user asks for it
+
+    usual_slots: int | None = None  # of KV, where nobody says how much memory it may take; None: as many as fit
+
+    device: torch.device  # of the logits
+    dtype: torch.dtype
+    vocab_size: int
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of KV that one token takes."""
+        raise NotImplementedError
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes that are held for the model."""
+        raise NotImplementedError
+
+    def allocate(self, num_slots: int, page_size: int = 16, max_rows: int = 512, max_segments: int = 64) -> None:
+        """Make room for KV, and for forwards of up to so many rows and requests."""
+        raise NotImplementedError
+
+    def forward(self, batch: Batch) -> Forward:
+        """One forward over packed rows. Logits for `batch.rows`, hidden states for `batch.hidden_layers`."""
+        raise NotImplementedError
+
+    def move(self, source: np.ndarray, target: np.ndarray) -> None:
+        """Copy slots: accepted tree nodes move up behind their context."""
+        raise NotImplementedError
+
+    # -------------------------------------------------------------- what only some need
+    def keep(self, slots: np.ndarray, length: int) -> None:
+        """Of a request's slots, only the first `length` hold something from now on."""
+
+    def freed(self, page: int) -> None:
+        """Nobody will read the slots of this page before they are written anew."""
+
+    def at_work(self) -> AbstractContextManager[Any]:
+        """Entered for a whole step."""
+        return contextlib.nullcontext()
+
+    def needs_bytes(self, max_rows: int) -> int:
+        """Memory that forwards of up to so many rows take besides weights and KV, where it is known."""
+        return 0
+
+    def warm_up(self, nodes: int, trees: bool) -> None:
+        """Prepare for steps of one request, plain and with drafts of so many nodes."""
+
+    def synchronize(self) -> None:
+        """Wait for the device."""
+
+    def release(self) -> None:
+        """Let go of the KV."""
