@@ -322,6 +322,7 @@ class EngineConfig:
     kernels: bool = True  # Triton kernels and graphs on GPUs that can
     deterministic: bool = False  # on a GPU, a row's result does not depend on its neighbours
     wide_weights: bool | None = None  # on CPU, a second copy of the weights for several rows; None: when speculating
+    quantize: str | None = None  # on CPU, weights of the Llama family in int8 or int4
     profile: bool = False  # wait for the device after each part of a step
 
     def __post_init__(self) -> None:

@@ -98,6 +98,8 @@ class KVPool:
         if keep < len(table.pages):
             for page in reversed(table.pages[keep:]):
                 self._drop(page)
+            if self._max_texts is not None:  # what was spelled anew counts among no texts
+                self._forget_idle(table.pages[keep:])
             del table.pages[keep:]
             del table.serials[keep:]
             self._list_slots(table)
@@ -107,10 +109,8 @@ class KVPool:
         table = self.tables.pop(request_id, None)
         for page in reversed(table.pages if table else []):
             self._drop(page)
-        if self._max_texts is not None and table is not None and table.pages:
-            self._texts.append(table.pages)
-            while len(self._texts) > self._max_texts:
-                self._forget_idle(self._texts.popleft())
+        if self._max_texts is not None and table is not None:
+            self._remember([p for p in table.pages if p in self._key_of], self._max_texts)
 
     def slots(self, request_id: str, stop: int) -> np.ndarray:
         """(stop,) the slots of the first `stop` tokens."""
@@ -203,6 +203,18 @@ class KVPool:
             self._idle[page] = None
         else:
             self._release(page)
+
+    def _remember(self, pages: list[int], most: int) -> None:
+        """A text that others can find is the newest now. One that another begins with does not count."""
+        if not pages:
+            return
+        pages = next((t for t in self._texts if t[: len(pages)] == pages), pages)
+        self._texts = deque(t for t in self._texts if t != pages[: len(t)])
+        self._texts.append(pages)
+        while len(self._texts) > most:
+            oldest = self._texts.popleft()
+            others = {p for t in self._texts for p in t}
+            self._forget_idle([p for p in oldest if p not in others])
 
     def _forget_idle(self, pages: list[int]) -> None:
         for page in reversed(pages):

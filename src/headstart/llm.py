@@ -52,6 +52,7 @@ class LLM:
         kernels: bool = True,
         deterministic: bool = False,
         wide_weights: bool | None = None,
+        quantize: str | None = None,
         runner: str = "auto",
         gpu_layers: int = -1,
         flash_attention: bool | None = None,
@@ -74,21 +75,28 @@ class LLM:
             kernels=kernels,
             deterministic=deterministic,
             wide_weights=wide_weights,
+            quantize=quantize,
             profile=profile,
         )
         from headstart.drafters import find
+        from headstart.models import quantized
         from headstart.models.llamacpp.native import LlamaOptions
-        from headstart.models.load import load, pick_device
+        from headstart.models.load import load, pick_device, pick_dtype
         from headstart.models.runners import require_kernels
 
         llama = LlamaOptions(gpu_layers, threads, flash_attention, kv_type)
-        plain = fuse and kernels and not deterministic and not wide_weights  # what is asked of torch, torch gets
+        plain = (
+            fuse and kernels and not (deterministic or wide_weights or quantize)
+        )  # what is asked of torch, torch gets
         runner = "torch" if runner == "auto" and not plain else runner
 
         if config.method != "none":
             find(config)  # an unknown method is said before a model is loaded
         if deterministic and isinstance(model, (str, Path)):
             require_kernels(pick_device(device), kernels)
+        if quantize and isinstance(model, (str, Path)):
+            where = pick_device(device)
+            quantized.refuse(quantize, where, pick_dtype(dtype, where))
         if draft is not None and config.method != "draft_model":
             raise ConfigError("draft= was given, but the method is not draft_model.")
         if isinstance(model, (str, Path)):
@@ -353,7 +361,8 @@ def _start(
     from headstart.models.runners import make_runner
 
     wide = engine_config.wide_weights if engine_config.wide_weights is not None else config.method != "none"
-    runner = make_runner(model.model, engine_config.fuse, wide, engine_config.kernels, engine_config.deterministic)
+    how = engine_config
+    runner = make_runner(model.model, how.fuse, wide, how.kernels, how.deterministic, how.quantize)
     share = 0.2 if config.method == "draft_model" else 0.0  # of the KV memory, for the draft's own
     spare = runner.needs_bytes(engine_config.max_batch_tokens) * (2 if draft else 1)
     memory = engine_config.kv_memory or _kv_memory(runner.device, spare)

@@ -53,6 +53,10 @@ class EngineOptions:
         ),
     ] = None
     threads: Annotated[int | None, option("--threads", help="CPU threads to compute with.", panel=MODEL)] = None
+    quantize: Annotated[
+        str | None,
+        option("--quantize", help="int8 or int4: smaller weights for the Llama family on a CPU.", panel=MODEL),
+    ] = None
     runner: Annotated[
         str,
         option(
@@ -112,6 +116,7 @@ class EngineOptions:
             fuse=not self.no_fuse,
             kernels=not self.no_kernels,
             deterministic=self.deterministic,
+            quantize=self.quantize,
             runner=self.runner,
             gpu_layers=self.gpu_layers,
             kv_type=self.kv_type,

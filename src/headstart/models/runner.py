@@ -9,7 +9,7 @@ import torch
 
 from headstart.core import Batch, Forward
 from headstart.errors import ModelError
-from headstart.models import attention
+from headstart.models import attention, quantized
 from headstart.models.attention import Attends, Context, LayerShape, Probe
 from headstart.models.base import Runner
 from headstart.models.lean import LeanModel, lean
@@ -18,14 +18,16 @@ from headstart.models.lean import LeanModel, lean
 class TorchRunner(Runner):
     """One transformers model and its KV tensors, on CPU or GPU."""
 
-    def __init__(self, model: Any, fuse: bool = True, wide: bool = False) -> None:
+    def __init__(self, model: Any, fuse: bool = True, wide: bool = False, quantize: str | None = None) -> None:
         self.model = model.eval()
         self.device = next(model.parameters()).device
         self.dtype = next(model.parameters()).dtype
         self.text_config = self.model.config.get_text_config()
         self.vocab_size = int(self.model.get_output_embeddings().weight.shape[0])
         self.shapes = probe(self.model, self.text_config.num_hidden_layers)
-        self.lean: LeanModel | None = lean(self.model, wide) if fuse else None
+        self.lean: LeanModel | None = lean(self.model, wide and not quantize) if fuse else None
+        if quantize:
+            quantized.quantize(self.model, self.lean, quantize)
         self.keys: list[torch.Tensor] = []
         self.values: list[torch.Tensor] = []
 
@@ -35,9 +37,11 @@ class TorchRunner(Runner):
 
     @property
     def weight_bytes(self) -> int:
-        """What is held for the model, a second copy for several rows included."""
-        seen = {p.data_ptr(): p.numel() * p.element_size() for p in self.model.parameters()}
-        return sum(seen.values()) + sum(p.extra_bytes for p in (self.lean.products if self.lean else ()))
+        """What is held for the model, quantised weights and a second copy for several rows included."""
+        products = self.lean.products if self.lean else []
+        held = [*self.model.parameters(), *(p.weight for p in products)]
+        seen = {s.data_ptr(): s.nbytes() for s in (t.untyped_storage() for t in held)}
+        return sum(seen.values()) + sum(p.extra_bytes for p in products)
 
     def allocate(self, num_slots: int, page_size: int = 16, max_rows: int = 512, max_segments: int = 64) -> None:
         """Make the KV tensors, zeroed: a masked slot must not hold NaN."""

@@ -6,6 +6,7 @@ import functools
 from typing import TYPE_CHECKING, Any
 
 from headstart.errors import ConfigError
+from headstart.models import quantized
 from headstart.models.base import Runner
 from headstart.models.kernels.launch import unusable
 from headstart.models.llamacpp.native import LlamaFile
@@ -18,14 +19,23 @@ if TYPE_CHECKING:
 
 
 def make_runner(
-    model: Any, fuse: bool = True, wide: bool = False, kernels: bool = True, deterministic: bool = False
+    model: Any,
+    fuse: bool = True,
+    wide: bool = False,
+    kernels: bool = True,
+    deterministic: bool = False,
+    quantize: str | None = None,
 ) -> Runner:
     """llama.cpp for its files; Triton kernels and graphs on a GPU that can; the reference path everywhere else."""
     if isinstance(model, LlamaFile):
-        if deterministic:
-            raise ConfigError("deterministic needs Headstart's GPU kernels, and llama.cpp runs this model.")
+        if deterministic or quantize:
+            asked = "deterministic" if deterministic else "quantize"
+            raise ConfigError(f"{asked} is for models that torch runs, and llama.cpp runs this one.")
         return LlamaRunner(model)
-    device = next(model.parameters()).device
+    parameter = next(model.parameters())
+    device = parameter.device
+    if quantize:
+        quantized.refuse(quantize, device, parameter.dtype)
     if deterministic:
         require_kernels(device, kernels)
     why_not = _why_not(device, kernels)
@@ -35,7 +45,7 @@ def make_runner(
         return KernelRunner(model, fuse, deterministic)
     if device.type == "cuda" and kernels:
         _say(f"Headstart's GPU kernels are not used: {why_not}. Steps take the slower reference path.")
-    return TorchRunner(model, fuse, wide)
+    return TorchRunner(model, fuse, wide, quantize)
 
 
 def require_kernels(device: torch.device, kernels: bool) -> None:

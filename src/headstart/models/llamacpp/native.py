@@ -189,8 +189,8 @@ class LlamaContext:
             self._seen = address, np.frombuffer(memoryview(buffer), np.float32).reshape(count, -1)
         return self._seen[1][:count]
 
-    def remove(self, seq: int, start: int) -> None:
-        self.lib.llama_memory_seq_rm(self._memory, seq, start, -1)
+    def remove(self, seq: int, start: int, stop: int) -> None:
+        self.lib.llama_memory_seq_rm(self._memory, seq, start, stop)
 
     def copy(self, source: int, target: int, start: int, stop: int) -> None:
         self.lib.llama_memory_seq_cp(self._memory, source, target, start, stop)

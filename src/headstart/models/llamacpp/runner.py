@@ -45,7 +45,7 @@ class LlamaRunner(Runner):
                 f"llama.cpp runs at most {most} requests at once here: lower max_num_seqs ({max_segments})."
             )
         seqs = max_segments + KEPT_TEXTS + PATHS
-        self.context = LlamaContext(self.file, num_slots, max_rows, seqs, PATHS)
+        self.context = LlamaContext(self.file, num_slots, max_rows, seqs, seqs)  # a prompt's row may be in all of them
         self.seqs = Sequences(self.context, seqs)
 
     def forward(self, batch: Batch) -> Forward:
@@ -53,9 +53,9 @@ class LlamaRunner(Runner):
         rows: list[list[int]] = []
         for segment in batch.segments:
             self.seqs.forget(segment.slots[len(segment.slots) - segment.num_new :].tolist())
-        for segment in batch.segments:
-            rows += self._chain(segment) if segment.parents is None else self._tree(segment)
         try:
+            for segment in batch.segments:
+                rows += self._chain(segment) if segment.parents is None else self._tree(segment)
             logits = self.context.decode(batch.tokens, batch.positions, rows, batch.rows)
         except Exception:
             for segment in batch.segments:  # nobody knows how much of it was written

@@ -9,6 +9,7 @@ anything. Only slots matter; whose they are does not.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 from typing import Protocol
 
@@ -18,8 +19,8 @@ import numpy as np
 class Memory(Protocol):
     """What llama.cpp's memory can do."""
 
-    def remove(self, seq: int, start: int) -> None:
-        """Take this sequence off all cells from position `start` on; cells without a sequence are free."""
+    def remove(self, seq: int, start: int, stop: int) -> None:
+        """Take this sequence off its cells at these positions; cells without a sequence are free."""
         ...
 
     def copy(self, source: int, target: int, start: int, stop: int) -> None:
@@ -31,8 +32,11 @@ class Lost(Exception):
     """A slot that is to be read holds nothing."""
 
 
+GONE = -1  # in the place of a slot that holds nothing any more, while something behind it does
+
+
 class Held:
-    """The slots of one sequence, in order: an array with room to grow."""
+    """The slots of one sequence, in order: an array with room to grow. The last one is never GONE."""
 
     def __init__(self) -> None:
         self._room, self.size = np.empty(256, np.int64), 0
@@ -111,20 +115,21 @@ class Sequences:
             self._append(seq, np.array([slot]))
 
     def forget(self, slots: Iterable[int]) -> None:
-        """These slots hold nothing any more, nor does what stands behind them in a sequence."""
-        first: dict[int, int] = {}
+        """These slots hold nothing any more. What stands behind them may be read by others: it stays until it is named."""
+        gone: dict[int, list[int]] = {}
         for slot in slots:
-            for seq, at in self._of.get(slot, {}).items():
-                first[seq] = min(at, first.get(seq, at))
-        for seq, at in first.items():
-            self._cut(seq, at)
+            for seq, at in self._of.pop(slot, {}).items():
+                gone.setdefault(seq, []).append(at)
+        for seq, places in gone.items():
+            self._empty(seq, sorted(places))
             self._drop_if_spare(seq)
 
     def rename(self, source: int, target: int) -> None:
         """What is in one slot shall be in another; what was there is forgotten."""
         self.forget([target])
         seqs = self._of.pop(source, {})
-        self._of[target] = seqs
+        if seqs:
+            self._of[target] = seqs
         for seq, at in seqs.items():
             self.held[seq].slots[at] = target
 
@@ -151,31 +156,40 @@ class Sequences:
             else:
                 owners[seq] = i
 
-    def _cut(self, seq: int, size: int) -> None:
+    def _empty(self, seq: int, places: list[int]) -> None:
+        """Take these positions, ascending, from a sequence; run by run, and nearly always it is one run, at the end."""
         held = self.held[seq]
-        if size >= held.size:
-            return
-        self.memory.remove(seq, size)
-        for slot in held.slots[size:].tolist():
+        breaks = [i for i in range(1, len(places)) if places[i] != places[i - 1] + 1]
+        for a, b in itertools.pairwise([0, *breaks, len(places)]):
+            self.memory.remove(seq, places[a], places[b - 1] + 1)
+        held.slots[places] = GONE
+        while held.size and held.slots[-1] == GONE:
+            held.size -= 1
+
+    def _end(self, seq: int) -> None:
+        slots = self.held.pop(seq).slots
+        if len(slots):
+            self.memory.remove(seq, 0, len(slots))
+        for slot in slots[slots != GONE].tolist():
             owners = self._of[slot]
             del owners[seq]
             if not owners:
                 del self._of[slot]
-        held.size = size
-
-    def _end(self, seq: int) -> None:
-        self._cut(seq, 0)
-        del self.held[seq]
         self._free.append(seq)
 
     def _drop_if_spare(self, seq: int) -> None:
-        """A sequence that another one begins with, or an empty one, is not needed."""
+        """A sequence whose slots another one has in the same places, or an empty one, is not needed."""
         slots = self.held[seq].slots
         if seq in self._busy:
             return
+        there = np.flatnonzero(slots != GONE)
         others = self._of[int(slots[-1])] if len(slots) else {}
-        if not len(slots) or any(o != seq and np.array_equal(self.held[o].slots[: len(slots)], slots) for o in others):
+        if not len(slots) or any(o != seq and self._has(o, there, slots[there]) for o in others):
             self._end(seq)
+
+    def _has(self, seq: int, places: np.ndarray, slots: np.ndarray) -> bool:
+        held = self.held[seq].slots
+        return len(held) > int(places[-1]) and np.array_equal(held[places], slots)
 
     def _drop_spares(self) -> None:
         for seq in list(self.held):
