@@ -5,6 +5,7 @@ import torch
 from hypothesis import HealthCheck, settings
 
 from headstart import progress
+from headstart.models.llamacpp import native
 
 torch.set_num_threads(1)
 settings.register_profile(
@@ -20,3 +21,15 @@ settings.load_profile("headstart")
 def _heard():
     """`--quiet` of one command must not silence the next test."""
     progress.set_quiet(False)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _torch_runs(request):
+    """Whoever has llama-cpp-python gets torch all the same, in subprocesses too; but not in a module marked `llamacpp`."""
+    if request.node.get_closest_marker("llamacpp") is not None:
+        yield
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(native, "available", lambda: "the tests leave it out")
+        patch.setenv("LLAMA_CPP_LIB_PATH", "no such folder")
+        yield

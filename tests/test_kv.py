@@ -34,14 +34,25 @@ class PoolMachine(RuleBasedStateMachine):
 
     opened = Bundle("opened")
 
-    @initialize(pages=st.integers(3, 12), size=st.integers(1, 4), share=st.sampled_from([True, True, True, False]))
-    def start(self, pages: int, size: int, share: bool) -> None:
-        self.pool = KVPool(pages, size, share)
+    @initialize(
+        pages=st.integers(3, 12),
+        size=st.integers(1, 4),
+        share=st.sampled_from([True, True, True, False]),
+        most=st.sampled_from([None, None, 0, 1, 2, 4]),
+    )
+    def start(self, pages: int, size: int, share: bool, most: int | None) -> None:
+        self.pool, self.most = KVPool(pages, size, share, self.freed, most), most
         self.content: dict[int, tuple[int, ...]] = {}
         self.texts: dict[str, list[int]] = {}
         self.computed: dict[str, int] = {}
         self.prefix_of: dict[int, tuple[int, ...]] = {}  # serial -> the text that it stands for
         self.count = 0
+
+    def freed(self, page: int) -> None:
+        """The page's content is gone: whoever reads it from now on finds nothing."""
+        assert not self.pool._is_free[page], f"page {page} is told twice"
+        for slot in range(page * self.pool.page_size, (page + 1) * self.pool.page_size):
+            self.content.pop(slot, None)
 
     # -------------------------------------------------------------- rules
     @rule(target=opened, text=st.lists(TOKENS, min_size=1, max_size=20))
@@ -182,6 +193,18 @@ class PoolMachine(RuleBasedStateMachine):
         if hasattr(self, "pool"):
             self.pool.check_integrity()
             assert self.pool.num_used + self.pool.num_available == self.pool.num_pages
+
+    @invariant()
+    def a_page_is_told_when_it_becomes_free(self) -> None:
+        if hasattr(self, "pool"):
+            told = {slot // self.pool.page_size for slot in self.content}
+            assert not {page for page in told if self.pool._is_free[page]}, "a free page that nobody was told of"
+
+    @invariant()
+    def what_stays_for_others_belongs_to_few_texts(self) -> None:
+        if getattr(self, "most", None) is not None:
+            assert len(self.pool._texts) <= self.most
+            assert set(self.pool._idle) <= {page for text in self.pool._texts for page, _ in text}
 
     @invariant()
     def every_reader_finds_its_own_text(self) -> None:
@@ -330,6 +353,89 @@ def test_a_failed_request_does_not_unsettle_those_that_share_its_pages():
         pool.close(name)
     pool.check_integrity()
     assert pool.num_available == 12
+
+
+# ------------------------------------------------------------------ who is told, and how much is kept
+def test_a_page_is_told_when_its_content_goes_and_not_before():
+    told: list[int] = []
+    pool = KVPool(4, 2, freed=told.append)
+    filled(pool, "a", [1, 2, 3, 4, 5])
+    pool.close("a")
+    assert told == [2]  # the half page; the sealed ones can be found
+    assert filled(pool, "b", [1, 2, 3, 4, 9]) == 4 and told == [2]
+    pool.close("b")
+    assert told == [2, 2]
+    assert pool.reserve("big", 6)  # two free pages, then the end of the text
+    assert told == [2, 2, 1]
+    pool.trim("big", 4)
+    assert told == [2, 2, 1, 1]
+    pool.close("big")
+    assert told[4:] == [3, 2]
+    assert filled(pool, "c", [1, 2, 3]) == 2
+
+
+def test_pages_of_a_failed_forward_are_told_when_their_request_leaves():
+    told: list[int] = []
+    pool = KVPool(8, 2, freed=told.append)
+    filled(pool, "a", [1, 2, 3, 4, 5])
+    pool.forget("a", 2)
+    assert told == []
+    pool.close("a")
+    assert told == [2, 1]
+
+
+@pytest.mark.parametrize("most", [0, 1, 3, 8])
+def test_the_latest_texts_are_kept_for_others(most: int):
+    pool = KVPool(40, 2, max_texts=most)
+    texts = [[i, i, i + 1, i + 1, 0] for i in range(10, 20)]
+    for i, text in enumerate(texts):
+        filled(pool, f"r{i}", text)
+        pool.close(f"r{i}")
+    found = [pool.attach(f"again {i}", text, 0, 4) for i, text in enumerate(texts)]
+    assert found == [0] * (10 - most) + [4] * most
+    pool.check_integrity()
+
+
+def test_a_beginning_that_texts_share_stays_while_one_of_them_does():
+    """A system prompt under many requests, one after the other."""
+    pool = KVPool(40, 2, max_texts=3)
+    for i in range(12):
+        assert filled(pool, f"r{i}", [1, 2, 3, 4, 50 + i, 60 + i, 7]) == (4 if i else 0)
+        pool.close(f"r{i}")
+    assert [pool.attach(f"again {i}", [1, 2, 3, 4, 50 + i, 60 + i, 7], 0, 6) for i in (0, 8, 9, 11)] == [4, 4, 6, 6]
+
+
+def test_the_turns_of_a_conversation_are_one_text():
+    pool = KVPool(60, 2, max_texts=2)
+    filled(pool, "other", [9, 9, 9, 9, 9])
+    pool.close("other")
+    text = [1, 2, 3]
+    for turn in range(10):
+        assert filled(pool, f"turn {turn}", text) == 2 * turn
+        pool.close(f"turn {turn}")
+        text = [*text, turn, turn]
+    assert pool.attach("again", [9, 9, 9, 9, 9], 0, 4) == 4
+
+
+def test_a_request_that_has_to_wait_pushes_no_text_out():
+    """At every step it takes over what it can share, and gives it back."""
+    pool = KVPool(20, 2, max_texts=2)
+    for name, text in (("a", [1, 2, 3, 4, 5]), ("b", [9, 9, 8, 8, 7])):
+        filled(pool, name, text)
+        pool.close(name)
+    for _ in range(5):
+        assert pool.attach("waiting", [9, 9, 8, 8, 6, 6], 0, 5) == 4
+        pool.close("waiting")
+    assert pool.attach("again", [1, 2, 3, 4, 5], 0, 4) == 4
+
+
+def test_a_text_that_is_spelled_anew_is_not_kept_under_its_old_spelling():
+    told: list[int] = []
+    pool = KVPool(20, 2, freed=told.append, max_texts=4)
+    filled(pool, "a", [1, 2, 3, 4, 5])
+    pool.trim("a", 2)
+    assert sorted(told) == [1, 2] and pool.num_used == 1
+    pool.check_integrity()
 
 
 @pytest.mark.parametrize("count", [1, 3])

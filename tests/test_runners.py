@@ -25,7 +25,7 @@ def standing_on(device: str) -> Any:
 @pytest.fixture
 def _unusable(monkeypatch) -> None:
     monkeypatch.setattr(runners, "unusable", lambda device: REASON)
-    monkeypatch.setattr(runners, "TorchRunner", lambda model, fuse, wide: ("reference", fuse, wide))
+    monkeypatch.setattr(runners, "TorchRunner", lambda model, fuse, wide, quantize: ("reference", fuse, wide))
     runners._say.cache_clear()
 
 

@@ -99,6 +99,26 @@ def test_selecting_keeps_paths_and_rows(tree: Tree, data: st.DataObject):
     assert trees.select(Tree(tree.tokens, tree.parents), keep).logq_rows is None
 
 
+@given(any_tree(drawn=True))
+def test_the_first_path_is_a_chain_of_first_children(tree: Tree):
+    out = trees.first_path(tree)
+    below, kept = trees.children(tree.parents), []
+    while below.get(kept[-1] if kept else -1):
+        kept.append(below[kept[-1] if kept else -1][0])
+    assert trees.is_chain(out.parents) and trees.check(out, 10) is None
+    assert out.tokens == [tree.tokens[i] for i in kept] and out.logq_rows == [100 + i for i in kept]
+    assert trees.first_path(out) == out
+    assert len(out) > 0 or not len(tree)
+
+
+@given(any_tree())
+def test_there_are_as_many_paths_as_leaves(tree: Tree):
+    leaves = [i for i in range(len(tree)) if i not in tree.parents]
+    assert trees.num_paths(tree) == max(1, len(leaves))
+    assert trees.num_paths(trees.first_path(tree)) == 1
+    assert {n for leaf in leaves for n in above(tree.parents, leaf)} == set(range(len(tree)))
+
+
 @given(any_tree(), st.integers(0, 15), st.data())
 def test_the_best_nodes_form_a_tree_of_the_highest_value(tree: Tree, budget: int, data: st.DataObject):
     shares = data.draw(st.lists(st.sampled_from([0.1, 0.5, 1.0]), min_size=len(tree), max_size=len(tree)))

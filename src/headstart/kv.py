@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+Text = list[tuple[int, int]]  # sealed pages in order, each with its serial
 ROOT = 0  # the serial before the first page
 NOTHING = np.empty(0, dtype=np.int64)
 
@@ -45,7 +46,7 @@ class KVPool:
         """`freed` hears of each page that loses its content; at most `max_texts` finished texts are kept for others."""
         self.num_pages, self.page_size, self.share_prefixes = num_pages, page_size, share_prefixes
         self._freed, self._max_texts = freed, max_texts
-        self._texts: deque[list[int]] = deque()  # pages of finished texts, oldest first, where their number is bounded
+        self._texts: deque[Text] = deque()  # finished ones, oldest first, where their number is bounded
         self.tables: dict[str, Table] = {}
         self._users = [0] * num_pages
         self._free = list(range(num_pages))  # a heap, with stale entries; `_is_free` decides
@@ -98,8 +99,8 @@ class KVPool:
         if keep < len(table.pages):
             for page in reversed(table.pages[keep:]):
                 self._drop(page)
-            if self._max_texts is not None:  # what was spelled anew counts among no texts
-                self._forget_idle(table.pages[keep:])
+            if self._max_texts is not None:  # what was spelled anew is no text that counts
+                self._forget_idle(self._named(table.pages[keep:]))
             del table.pages[keep:]
             del table.serials[keep:]
             self._list_slots(table)
@@ -110,7 +111,7 @@ class KVPool:
         for page in reversed(table.pages if table else []):
             self._drop(page)
         if self._max_texts is not None and table is not None:
-            self._remember([p for p in table.pages if p in self._key_of], self._max_texts)
+            self._remember(self._named(table.pages), self._max_texts)
 
     def slots(self, request_id: str, stop: int) -> np.ndarray:
         """(stop,) the slots of the first `stop` tokens."""
@@ -204,21 +205,27 @@ class KVPool:
         else:
             self._release(page)
 
-    def _remember(self, pages: list[int], most: int) -> None:
-        """A text that others can find is the newest now. One that another begins with does not count."""
-        if not pages:
-            return
-        pages = next((t for t in self._texts if t[: len(pages)] == pages), pages)
-        self._texts = deque(t for t in self._texts if t != pages[: len(t)])
-        self._texts.append(pages)
-        while len(self._texts) > most:
-            oldest = self._texts.popleft()
-            others = {p for t in self._texts for p in t}
-            self._forget_idle([p for p in oldest if p not in others])
+    def _named(self, pages: list[int]) -> Text:
+        """Those that others can find, each with its serial: page numbers come again."""
+        return [(p, self._sealed[self._key_of[p]][1]) for p in pages if p in self._key_of]
 
-    def _forget_idle(self, pages: list[int]) -> None:
-        for page in reversed(pages):
-            if page in self._idle:
+    def _remember(self, text: Text, most: int) -> None:
+        """This text is the newest now. One that another begins with does not count."""
+        if not text:
+            return
+        text = next((t for t in self._texts if t[: len(text)] == text), text)
+        self._texts = deque(t for t in self._texts if t != text[: len(t)])
+        self._texts.append(text)
+        while len(self._texts) > most:
+            self._forget_idle(self._texts.popleft())
+
+    def _forget_idle(self, text: Text) -> None:
+        """Let go of these pages, but for those in use and those of another text."""
+        if not any(page in self._idle for page, _ in text):
+            return
+        others = {named for t in self._texts for named in t}
+        for page, serial in reversed(text):
+            if page in self._idle and (page, serial) not in others and self._named([page]) == [(page, serial)]:
                 self._unseal(page)
 
     def _tell(self, page: int) -> None:

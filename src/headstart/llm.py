@@ -88,7 +88,7 @@ class LLM:
         plain = (
             fuse and kernels and not (deterministic or wide_weights or quantize)
         )  # what is asked of torch, torch gets
-        runner = "torch" if runner == "auto" and not plain else runner
+        who = "torch" if runner == "auto" and not plain else runner
 
         if config.method != "none":
             find(config)  # an unknown method is said before a model is loaded
@@ -100,13 +100,13 @@ class LLM:
         if draft is not None and config.method != "draft_model":
             raise ConfigError("draft= was given, but the method is not draft_model.")
         if isinstance(model, (str, Path)):
-            model = load(model, device, dtype, max_model_len, trust_remote_code, runner, llama)
+            model = load(model, device, dtype, max_model_len, trust_remote_code, who, llama)
         elif (device, dtype, max_model_len, trust_remote_code, runner) != ("auto", "auto", None, False, "auto"):
             raise ConfigError(
                 "device, dtype, max_model_len, trust_remote_code and runner are for loading; this model is loaded."
             )
         if config.method == "draft_model" and draft is None:  # before the KV pools take what memory is free
-            draft = _load_draft(config, device, trust_remote_code, "torch" if runner == "torch" else "auto", threads)
+            draft = _load_draft(config, device, trust_remote_code, "torch" if who == "torch" else "auto", threads)
         self.model = model
         self.tokenizer = model.tokenizer
         self._loop = _start(model, config, engine_config, device, draft)

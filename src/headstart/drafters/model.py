@@ -110,6 +110,7 @@ class ModelDrafter(Drafter):
         self._memory: dict[str, Memory] = {}
         self.top_k = (config.top_k or 4) if config.tree else 1
         self.width = config.max_branches if config.tree else 1
+        self.shape = self.top_k, self.width  # of this proposal
         rows = max(MAX_BATCH_TOKENS, around.max_num_seqs * self.width)
         self.runner.allocate(self.pool.num_slots, around.page_size, rows, around.max_num_seqs)
         self.straight = (
@@ -158,6 +159,7 @@ class ModelDrafter(Drafter):
 
     def _grow(self, view: View, growths: list[Growth]) -> Draft:
         logq: list[torch.Tensor] = []
+        self.shape = self._shape(growths)
         for g in growths:
             self._memory[g.view.id].growth = g
         if self.straight and growths and all(not g.samples and can_ask(g.rule) for g in growths):
@@ -167,6 +169,12 @@ class ModelDrafter(Drafter):
         done = {g.view.id: self._finish(g) for g in growths}
         trees = [done.get(r.id, Tree()) for r in view.requests]
         return Draft.of(trees, torch.cat(logq) if logq else None)
+
+    def _shape(self, growths: list[Growth]) -> tuple[int, int]:
+        """Candidates of a node and branches of a level; chains where the runner cannot hold the paths of so many trees."""
+        most = self.runner.most_paths
+        paths = sum(1 + (g.depth - 1) * (self.width - 1) for g in growths)
+        return (1, 1) if most is not None and paths > most else (self.top_k, self.width)
 
     def _grow_levels(self, growths: list[Growth], logq: list[torch.Tensor]) -> None:
         for level in itertools.count(1):
@@ -394,7 +402,7 @@ class ModelDrafter(Drafter):
         rows = [Row(g.rule, [g.tree.tokens[i] for i in path(g.tree.parents, n)]) for g in growths for n in g.frontier]
         if self.map.kind == vocab.STRING:
             rows = [Row(PLAIN) for _ in rows]
-        tokens, confidence, full = top_scores(logits, rows, self.top_k)
+        tokens, confidence, full = top_scores(logits, rows, self.shape[0])
         base = sum(len(x) for x in logq)
         if any(g.samples for g in growths):
             logq.append(full)
@@ -418,7 +426,7 @@ class ModelDrafter(Drafter):
         for i, parent in enumerate(g.frontier):
             chances = confidence[i]
             if logq is not None:  # decide by q alone, before looking at what was drawn
-                chances = logq[i].exp().topk(min(self.top_k, logq.shape[1])).values.tolist()
+                chances = logq[i].exp().topk(min(self.shape[0], logq.shape[1])).values.tolist()
             if chances[0] < self.config.p_min:
                 continue
             count = sum(1 for k, c in enumerate(chances) if k == 0 or c >= self.config.p_split)
@@ -432,7 +440,7 @@ class ModelDrafter(Drafter):
                 fresh.append(len(g.tree) - 1)
         fresh.sort(key=lambda n: -g.values[n])
         ends = self.tokenizer.eos_ids if self.map.kind == vocab.STRING else g.rule.stop_ids
-        g.frontier = [n for n in fresh if g.tree.tokens[n] not in ends][: self.width]
+        g.frontier = [n for n in fresh if g.tree.tokens[n] not in ends][: self.shape[1]]
         if len(g.expanded) + len(g.frontier) > self._room(g.depth, g.view.budget):
             g.frontier = []
         if g.samples and len(g.tree) >= g.view.budget:
