@@ -36,9 +36,9 @@ import numpy as np
 import torch
 from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).parent))
+import report
 from engine import PROMPTS
 
 import headstart
@@ -343,12 +343,11 @@ def perplexity_of(llm: LLM, text: str, count: int = 3000, piece: int = 500) -> f
 def provenance(args: argparse.Namespace) -> dict[str, Any]:
     import transformers
 
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
     out = {
         "machine": platform.machine(), "cpus": os.cpu_count(), "threads": torch.get_num_threads(),
         "load before": os.getloadavg()[0], "read GB/s": bandwidth(), "python": platform.python_version(),
         "torch": torch.__version__, "transformers": transformers.__version__, "headstart": headstart.__version__,
-        "commit": os.environ.get("HEADSTART_COMMIT") or commit or "unknown", "date": time.strftime("%Y-%m-%d"),
+        "commit": report.commit(), "date": time.strftime("%Y-%m-%d"),
         "rounds": args.rounds, "tokens": args.tokens, "k": args.k,
     }  # fmt: skip
     if native.available() is None:
@@ -374,24 +373,6 @@ def tables(result: dict[str, Any]) -> Iterator[tuple[str, list[list[str]]]]:
         yield "Perplexity", [["format", "perplexity"], *([f, f"{v:.2f}"] for f, v in result["perplexity"].items())]
 
 
-def show(result: dict[str, Any]) -> None:
-    for title, rows in tables(result):
-        table = Table(title=title, title_justify="left")
-        for i, cell in enumerate(rows[0]):
-            table.add_column(cell, justify="left" if not i else "right")
-        for row in rows[1:]:
-            table.add_row(*row)
-        console.print(table)
-
-
-def markdown(result: dict[str, Any]) -> str:
-    out = []
-    for title, rows in tables(result):
-        out += [f"**{title}**\n", "| " + " | ".join(rows[0]) + " |", "|" + "---|" * len(rows[0])]
-        out += ["| " + " | ".join(row) + " |" for row in rows[1:]] + [""]
-    return "\n".join(out)
-
-
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default=",".join(PARTS), help="parts to run, with commas")
@@ -412,15 +393,12 @@ def arguments() -> argparse.Namespace:
 def main() -> None:
     args = arguments()
     if args.show:
-        try:
-            print(markdown(json.loads(Path(args.show).read_text())))
-        except (OSError, ValueError) as error:
-            sys.exit(f"{args.show} cannot be shown: {error}. Give a file that --out wrote.")
-        return
-    if unknown := [name for name in args.only.split(",") if name not in PARTS]:
-        sys.exit(f"{unknown[0]!r} is not known; choose from: {', '.join(PARTS)}.")
+        return report.print_kept(args.show, tables)
+    report.refuse_unknown(args.only, PARTS)
     if args.gguf and (why_not := native.available()) is not None:
         sys.exit(f"--gguf needs llama.cpp, and {why_not}.")
+    if missing := [path for path in args.gguf if not Path(path).is_file()]:
+        sys.exit(f"{missing[0]} does not exist: --gguf names a GGUF file.")
     if args.worker:
         return serve(args)
     if os.getloadavg()[0] > 0.5 and not args.busy:
@@ -429,7 +407,7 @@ def main() -> None:
     for part, run in (("speeds", speeds), ("steps", steps), ("perplexity", perplexity)):
         if part in args.only.split(","):
             result[part] = run(args)
-    show(result)
+    report.show(console, tables(result))
     if args.out:
         Path(args.out).write_text(json.dumps(result, indent=1))
 

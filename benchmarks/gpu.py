@@ -25,7 +25,6 @@ import json
 import os
 import platform
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -36,7 +35,9 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from rich.console import Console
-from rich.table import Table
+
+sys.path.insert(0, str(Path(__file__).parent))
+import report
 
 import headstart
 from headstart.config import EngineConfig, parse_speculative
@@ -278,7 +279,6 @@ def chat_ids(tokenizer: Any, text: str) -> list[int]:
 
 def real_prompts(args: argparse.Namespace, count: int) -> list[str]:
     """From a Spec-Bench file where one is given, else the built-in ones in turn."""
-    sys.path.insert(0, str(Path(__file__).parent))
     from engine import BATCH, PROMPTS
 
     if args.questions:
@@ -435,7 +435,6 @@ def provenance() -> dict[str, Any]:
     import transformers
     import triton
 
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
     return {
         "gpu": torch.cuda.get_device_name(),
         "machine": platform.machine(),
@@ -446,7 +445,7 @@ def provenance() -> dict[str, Any]:
         "triton": triton.__version__,
         "transformers": transformers.__version__,
         "headstart": headstart.__version__,
-        "commit": os.environ.get("HEADSTART_COMMIT") or commit or "unknown",
+        "commit": report.commit(),
         "date": time.strftime("%Y-%m-%d"),
     }
 
@@ -457,13 +456,7 @@ def show(result: dict[str, Any]) -> None:
     console.print(
         f"{where['gpu']}, torch {where['torch']}, Triton {where['triton']}, commit {where['commit']}, {where['date']}"
     )
-    for title, rows in tables(result):
-        table = Table(title=title, title_justify="left")
-        for i, cell in enumerate(rows[0]):
-            table.add_column(cell, justify="left" if not i else "right")
-        for row in rows[1:]:
-            table.add_row(*row)
-        console.print(table)
+    report.show(console, tables(result))
 
 
 def tables(result: dict[str, Any]) -> Iterator[tuple[str, list[list[str]]]]:
@@ -507,17 +500,6 @@ def _speed(value: dict[str, float] | None) -> str:
     return "" if value is None else f"{value['tokens_per_second']:.0f}"
 
 
-def markdown(result: dict[str, Any]) -> str:
-    out = []
-    for title, rows in tables(result):
-        out.append(f"**{title}**\n")
-        out.append("| " + " | ".join(rows[0]) + " |")
-        out.append("|" + "---|" * len(rows[0]))
-        out += ["| " + " | ".join(row) + " |" for row in rows[1:]]
-        out.append("")
-    return "\n".join(out)
-
-
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default=",".join(PARTS), help="parts to run, with commas")
@@ -544,14 +526,9 @@ def arguments() -> argparse.Namespace:
 def main() -> None:
     args = arguments()
     if args.show:
-        try:
-            print(markdown(json.loads(Path(args.show).read_text())))
-        except (OSError, ValueError) as error:
-            sys.exit(f"{args.show} cannot be shown: {error}. Give a file that --out wrote.")
-        return
-    for given, known in ((args.only, PARTS), (args.shapes, SHAPES)):
-        if unknown := [name for name in filter(None, given.split(",")) if name not in known]:
-            sys.exit(f"{unknown[0]!r} is not known; choose from: {', '.join(known)}.")
+        return report.print_kept(args.show, tables)
+    report.refuse_unknown(args.only, PARTS)
+    report.refuse_unknown(args.shapes, SHAPES)
     if not torch.cuda.is_available():
         sys.exit("This benchmark needs a CUDA GPU; torch sees none.")
     parts, result = args.only.split(","), {"provenance": provenance()}

@@ -207,6 +207,7 @@ def test_a_drafter_from_the_folder_one_stands_in(folder: str, tmp_path: Path, mo
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delitem(sys.modules, "my_drafter", raising=False)
     result = headstart("generate", PROMPT, "-m", folder, "-d", "my_drafter.Echo", "--json", *FEW)
     assert json.loads(result.stdout)["completions"][0]["stats"]["by_drafter"].keys() == {"my_drafter.Echo"}
 

@@ -49,6 +49,17 @@ def texts(method: str = "none", temperature: float = 0.0) -> list[list[int]]:
         return out
 
 
+def same_bits(file: LlamaFile) -> bool:
+    """Does this build give a token the same logits alone and among five?"""
+    context = LlamaContext(file, 64, 16, 1, 1)
+    tokens, where = np.arange(100, 105), np.arange(5)
+    together = context.decode(tokens, where, [[0]] * 5, where).copy()
+    context.remove(0, 0, -1)
+    alone = [context.decode(tokens[i : i + 1], where[i : i + 1], [[0]], where[:1]).copy()[0] for i in range(5)]
+    context.close()
+    return np.array_equal(together, np.array(alone))
+
+
 def test_greedy_is_what_llamacpp_itself_writes(file: LlamaFile):
     context, tokenizer = LlamaContext(file, 512, 128, 1, 1), LlamaTokenizer(file)
     for prompt, ours in zip(PROMPTS, texts(), strict=True):
@@ -67,10 +78,12 @@ def test_greedy_is_what_llamacpp_itself_writes(file: LlamaFile):
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("method", ["ngram", "suffix", "draft_model"])
-def test_speculation_writes_what_plain_decoding_writes(method: str, temperature: float):
-    """To the letter with the build of `make llamacpp`. Other builds may part at near-ties, so there one text may differ."""
+def test_speculation_writes_what_plain_decoding_writes(file: LlamaFile, method: str, temperature: float):
+    """To the letter where a token has the same bits alone and with others, as in the build of `make llamacpp`."""
     plain, drafted = texts("none", temperature), texts(method, temperature)
-    assert sum(a != b for a, b in zip(plain, drafted, strict=True)) <= 1
+    if not same_bits(file):
+        pytest.skip("this build of llama.cpp computes several tokens otherwise than one: texts may part at near-ties")
+    assert plain == drafted
 
 
 def test_tokens_are_those_of_the_tokenizer_that_transformers_makes(file: LlamaFile, tmp_path_factory):

@@ -136,8 +136,8 @@ def load(
     where = pick_device(device)
     if runner not in RUNNERS:
         raise ConfigError(f"runner={runner!r} is not known.{nearest(runner, RUNNERS)}")
-    if runner != "torch" and _suits_llamacpp(name, runner, where, dtype):
-        return _load_llama(str(name), llama or LlamaOptions(), max_len, chosen=runner == "llamacpp")
+    if (file := _for_llamacpp(name, runner, where, dtype)) is not None:
+        return _load_llama(str(name), file, llama or LlamaOptions(), max_len, chosen=runner == "llamacpp")
     if llama is not None and replace(llama, threads=None) != LlamaOptions():
         raise ConfigError(
             "gpu_layers, flash_attention and kv_type are for runner='llamacpp'; this model runs on torch."
@@ -151,45 +151,49 @@ def load(
     return wrap(str(name), model, tokenizer, max_len)
 
 
-def _suits_llamacpp(name: str | Path, runner: str, device: torch.device, dtype: str | torch.dtype) -> bool:
-    """Does llama.cpp run this? By itself it takes GGUF files on CPUs, where it is there."""
+def _for_llamacpp(name: str | Path, runner: str, device: torch.device, dtype: str | torch.dtype) -> Path | None:
+    """The file, where llama.cpp runs this. By itself it takes GGUF files on CPUs, where it is there."""
+    if runner == "torch" or (runner == "auto" and (device.type != "cpu" or dtype != "auto")):
+        return None
     why_not = native.available()
     if runner == "auto":
-        return why_not is None and device.type == "cpu" and dtype == "auto" and gguf_file(name) is not None
+        return gguf_file(name) if why_not is None else None
     if why_not is not None:
         raise ConfigError(f"runner='llamacpp' cannot be used: {why_not}.")
-    if gguf_file(name) is None:
+    if (file := gguf_file(name)) is None:
         raise ConfigError(f"runner='llamacpp' runs GGUF files, and {name} is none: use runner='torch'.")
-    return True
+    return file
 
 
-def _load_llama(name: str, options: LlamaOptions, max_len: int | None, chosen: bool) -> Loaded:
+def _load_llama(name: str, path: Path, options: LlamaOptions, max_len: int | None, chosen: bool) -> Loaded:
     from headstart.models.llamacpp.tokenizer import LlamaTokenizer
 
-    path = gguf_file(name)
-    assert path is not None
-    gguf.check(path)
-    with status(f"Loading {name} with llama.cpp"):
-        file = native.LlamaFile(path, options)
+    try:
+        with status(f"Loading {name} with llama.cpp"):
+            file = native.LlamaFile(path, options)
+    except ModelError:
+        gguf.check(path)  # says what is wrong with a damaged file; it takes seconds, so only now
+        raise
     if not chosen:
         note(
             f"{name} runs on llama.cpp, in the file's own format ({file.describe()}). runner='torch' takes torch instead."
         )
-    if max_len is not None and not 2 <= max_len <= file.max_len:
-        raise ConfigError(
-            f"max_model_len={max_len} is not usable: {name} takes from 2 to at most {file.max_len} positions."
-        )
     tokenizer = LlamaTokenizer(file)
-    return Loaded(name, file, tokenizer, tokenizer.eos_ids, max_len or file.max_len, file.vocab_size)
+    return Loaded(name, file, tokenizer, tokenizer.eos_ids, _length(name, max_len, file.max_len), file.vocab_size)
 
 
 def wrap(name: str, model: Any, tokenizer: Tokenizer, max_len: int | None = None) -> Loaded:
     """Give a transformers model that is already in memory the form that the engine takes."""
-    limit = _position_limit(name, model.config.get_text_config())
-    if max_len is not None and not 2 <= max_len <= limit:
-        raise ConfigError(f"max_model_len={max_len} is not usable: {name} takes from 2 to at most {limit} positions.")
+    length = _length(name, max_len, _position_limit(name, model.config.get_text_config()))
     vocab = int(model.get_output_embeddings().weight.shape[0])
-    return Loaded(name, model, tokenizer, eos_ids(model, tokenizer), max_len or limit, vocab)
+    return Loaded(name, model, tokenizer, eos_ids(model, tokenizer), length, vocab)
+
+
+def _length(name: str, asked: int | None, limit: int) -> int:
+    """Positions that requests may use, as asked."""
+    if asked is not None and not 2 <= asked <= limit:
+        raise ConfigError(f"max_model_len={asked} is not usable: {name} takes from 2 to at most {limit} positions.")
+    return asked or limit
 
 
 def _position_limit(name: str, config: Any) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from headstart import tree
 from headstart.core import Batch, Forward, Segment
 from headstart.errors import ConfigError
 from headstart.models.base import Runner
@@ -82,7 +83,7 @@ class LlamaRunner(Runner):
         inner = set(parents)
         out: list[list[int]] = [[] for _ in range(segment.num_new)]
         for leaf in (i for i in range(first, len(parents)) if i not in inner):
-            path = _path(parents, leaf)
+            path = tree.path(parents, leaf)
             old = [i for i in path if i < first]
             seq = self.seqs.open(np.concatenate([segment.slots[: segment.context], slots[old]]))
             for i in path[len(old) :]:
@@ -109,11 +110,3 @@ class LlamaRunner(Runner):
         if self.context is not None:
             self.context.close()
             self.context = None
-
-
-def _path(parents: list[int], node: int) -> list[int]:
-    out = []
-    while node >= 0:
-        out.append(node)
-        node = parents[node]
-    return out[::-1]

@@ -1,0 +1,55 @@
+"""What the benchmarks share: tables for the terminal and as Markdown, kept results, and which commit was measured."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+Rows = list[list[str]]  # the head first
+Tables = Callable[[dict[str, Any]], Iterator[tuple[str, Rows]]]
+
+
+def show(console: Console, tables: Iterable[tuple[str, Rows]]) -> None:
+    for title, rows in tables:
+        table = Table(title=title, title_justify="left")
+        for i, cell in enumerate(rows[0]):
+            table.add_column(cell, justify="left" if not i else "right")
+        for row in rows[1:]:
+            table.add_row(*row)
+        console.print(table)
+
+
+def markdown(tables: Iterable[tuple[str, Rows]]) -> str:
+    out = []
+    for title, rows in tables:
+        out += [f"**{title}**\n", "| " + " | ".join(rows[0]) + " |", "|" + "---|" * len(rows[0])]
+        out += ["| " + " | ".join(row) + " |" for row in rows[1:]] + [""]
+    return "\n".join(out)
+
+
+def print_kept(path: str, tables: Tables) -> None:
+    """A result that `--out` wrote, as Markdown."""
+    try:
+        print(markdown(tables(json.loads(Path(path).read_text()))))
+    except (OSError, ValueError) as error:
+        sys.exit(f"{path} cannot be shown: {error}. Give a file that --out wrote.")
+
+
+def refuse_unknown(given: str, known: Iterable[str]) -> None:
+    """Names with commas, all of them known."""
+    names = list(known)
+    if unknown := [name for name in filter(None, given.split(",")) if name not in names]:
+        sys.exit(f"{unknown[0]!r} is not known; choose from: {', '.join(names)}.")
+
+
+def commit() -> str:
+    found = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
+    return os.environ.get("HEADSTART_COMMIT") or found or "unknown"
