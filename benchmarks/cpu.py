@@ -409,7 +409,7 @@ def main() -> None:
             result[part] = run(args)
     report.show(console, tables(result))
     if args.out:
-        Path(args.out).write_text(json.dumps(result, indent=1))
+        report.keep(args.out, result)
 
 
 if __name__ == "__main__":

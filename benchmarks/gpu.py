@@ -4,7 +4,7 @@
     python benchmarks/gpu.py                                        shapes of 135M to 8B with random weights
     python benchmarks/gpu.py --model PATH --draft PATH              adds real weights: speculation, and equal outputs
     python benchmarks/gpu.py --only steps,engine --shapes 8B        a part of it
-    python benchmarks/gpu.py --out benchmarks/results/gpu.json      keeps everything, with provenance
+    python benchmarks/gpu.py --out benchmarks/results/gpu.json      keeps it with provenance; parts of one commit add up
     python benchmarks/gpu.py --show benchmarks/results/gpu.json     prints a kept result, as Markdown
 
 Parts
@@ -563,7 +563,7 @@ def main() -> None:
             result["same, deterministic"] = same(args, model, draft, tokenizer, True)
     show(result)
     if args.out:
-        Path(args.out).write_text(json.dumps(result, indent=1))
+        report.keep(args.out, result)
 
 
 if __name__ == "__main__":

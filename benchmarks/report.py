@@ -43,6 +43,24 @@ def print_kept(path: str, tables: Tables) -> None:
         sys.exit(f"{path} cannot be shown: {error}. Give a file that --out wrote.")
 
 
+def keep(path: str, result: dict[str, Any]) -> None:
+    """Write this result, or add it to what the file has of the same commit, so that a long run can be made in parts."""
+    try:
+        kept = json.loads(Path(path).read_text())
+    except (OSError, ValueError):
+        kept = {}
+    if kept.get("provenance", {}).get("commit") == result["provenance"]["commit"]:
+        result = _merged(kept, result)
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    Path(path).write_text(json.dumps(result, indent=1) + "\n")
+
+
+def _merged(old: Any, new: Any) -> Any:
+    if not (isinstance(old, dict) and isinstance(new, dict)):
+        return new
+    return old | {key: _merged(old.get(key), value) for key, value in new.items()}
+
+
 def refuse_unknown(given: str, known: Iterable[str]) -> None:
     """Names with commas, all of them known."""
     names = list(known)
