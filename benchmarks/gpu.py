@@ -315,8 +315,7 @@ def pair(args: argparse.Namespace, model: Any, draft: Any, tokenizer: Any) -> di
         if args.ways not in name:
             continue
         engine = an_engine(model.model, spec, draft.model if "draft" in spec["method"] else None)
-        ours = run_each(engine, prompts, args.tokens, stop)
-        theirs = run_each(plain, prompts, args.tokens, stop)
+        ours, theirs = race(engine, plain, prompts, args.tokens, stop)
         out[name] = summary(
             ours, theirs, spec["num_speculative_tokens"], draft_step if "draft" in name else 0.0, target_step
         )
@@ -331,18 +330,22 @@ def real_copy() -> list[str]:
     return PROMPTS["copy"]
 
 
-def run_each(engine: Engine, prompts: list[list[int]], tokens: int, stop: frozenset[int]) -> list[dict[str, Any]]:
-    """One request at a time, three times; the last run counts, when every graph is there and suffix knows the text."""
-    out = []
+def race(
+    engine: Engine, plain: Engine, prompts: list[list[int]], tokens: int, stop: frozenset[int]
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """One request at a time, the two engines in turn: medians, after two runs that capture graphs and teach suffix."""
+    out: tuple[list[dict[str, Any]], list[dict[str, Any]]] = ([], [])
     for ids in prompts:
-        for _ in range(3):
-            asked = requests([ids], tokens, 0.0, stop)
-            speed = decode(engine, asked)
-        stats = asked[0].stats
-        out.append(
-            {"speed": speed["tokens_per_second"], "tokens": asked[0].output, "steps": stats.steps, "stats": stats}
-        )
+        rounds = [[run_one(e, ids, tokens, stop) for e in (engine, plain)] for _ in range(2 + 9)][2:]
+        for kept, runs in zip(out, zip(*rounds, strict=True), strict=True):
+            kept.append(runs[-1] | {"speed": statistics.median(r["speed"] for r in runs)})
     return out
+
+
+def run_one(engine: Engine, ids: list[int], tokens: int, stop: frozenset[int]) -> dict[str, Any]:
+    asked = requests([ids], tokens, 0.0, stop)
+    speed = decode(engine, asked)["tokens_per_second"]
+    return {"speed": speed, "tokens": asked[0].output, "stats": asked[0].stats}
 
 
 def summary(
