@@ -248,7 +248,7 @@ class KernelRunner(TorchRunner):
     def _graph(self, shape: Shape, taps: tuple[int, ...]) -> Graph | None:
         key = (shape, taps)
         if key not in self.graphs:
-            began, held = time.perf_counter(), torch.cuda.memory_allocated(self.device)
+            began, free = time.perf_counter(), torch.cuda.mem_get_info(self.device)[0]
             try:
                 self.graphs[key] = self._capture(shape, taps)
             except torch.cuda.OutOfMemoryError:
@@ -261,7 +261,7 @@ class KernelRunner(TorchRunner):
                 return None
             self.budget.count += 1
             self.budget.seconds += time.perf_counter() - began
-            self.budget.bytes += torch.cuda.memory_allocated(self.device) - held
+            self.budget.bytes += free - torch.cuda.mem_get_info(self.device)[0]
         return self.graphs[key]
 
     def _capture(self, shape: Shape, taps: tuple[int, ...]) -> Graph:
