@@ -19,6 +19,7 @@ ORDER = [
     "core",
     "config",
     "noise",
+    "threads",
     "progress",
     "sampling",
     "tree",

@@ -17,6 +17,7 @@ from headstart.config import EngineConfig, SpeculativeConfig, parse_request_spec
 from headstart.core import Chunk, Completion, Output, Request, SamplingParams
 from headstart.errors import BadInput, ConfigError, HeadstartError, RequestFailed
 from headstart.progress import note
+from headstart.threads import apart
 
 if TYPE_CHECKING:
     from headstart.models.load import Loaded
@@ -99,17 +100,22 @@ class LLM:
             quantized.refuse(quantize, where, pick_dtype(dtype, where))
         if draft is not None and config.method != "draft_model":
             raise ConfigError("draft= was given, but the method is not draft_model.")
-        if isinstance(model, (str, Path)):
-            model = load(model, device, dtype, max_model_len, trust_remote_code, who, llama)
-        elif (device, dtype, max_model_len, trust_remote_code, runner) != ("auto", "auto", None, False, "auto"):
+        asked = (device, dtype, max_model_len, trust_remote_code, runner)
+        if not isinstance(model, (str, Path)) and asked != ("auto", "auto", None, False, "auto"):
             raise ConfigError(
                 "device, dtype, max_model_len, trust_remote_code and runner are for loading; this model is loaded."
             )
-        if config.method == "draft_model" and draft is None:  # before the KV pools take what memory is free
-            draft = _load_draft(config, device, trust_remote_code, "torch" if who == "torch" else "auto", threads)
-        self.model = model
-        self.tokenizer = model.tokenizer
-        self._loop = _start(model, config, engine_config, device, draft)
+
+        def build() -> tuple[Loaded, Any]:
+            target, helper = model, draft
+            if isinstance(target, (str, Path)):
+                target = load(target, device, dtype, max_model_len, trust_remote_code, who, llama)
+            if config.method == "draft_model" and helper is None:  # before the KV pools take what memory is free
+                helper = _load_draft(config, device, trust_remote_code, "torch" if who == "torch" else "auto", threads)
+            return target, _start(target, config, engine_config, device, helper)
+
+        self.model, self._loop = apart(build)
+        self.tokenizer = self.model.tokenizer
         self._close = weakref.finalize(self, self._loop.close)  # also when the interpreter ends
 
     @property

@@ -8,6 +8,7 @@ size, each padded under one mask.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -94,9 +95,9 @@ class Context:
     """What one forward reads and writes. Travels through the model as a single keyword argument."""
 
     def __init__(self, batch: Batch, keys: list[torch.Tensor], values: list[torch.Tensor], device: torch.device):
-        self.keys, self.values = keys, values  # L tensors (S, K, D)
+        self.keys, self.values, self.segments = keys, values, batch.segments  # L tensors (S, K, D)
         self.write = torch.from_numpy(batch.write_slots).to(device)
-        self.groups = [make_group(segs, device) for segs in bucket(batch.segments)]
+        self.device = device
 
     def attend(
         self,
@@ -113,6 +114,23 @@ class Context:
         keys, values = self.keys[layer], self.values[layer]
         keys.index_copy_(0, self.write, key.to(keys.dtype))
         values.index_copy_(0, self.write, value.to(values.dtype))
+        return self.read(layer, query, scale, window, softcap, sinks)
+
+    @functools.cached_property
+    def groups(self) -> list[Group]:
+        return [make_group(segments, self.device) for segments in bucket(self.segments)]
+
+    def read(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        scale: float,
+        window: int | None = None,
+        softcap: float | None = None,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Attend alone: what is new has been written."""
+        keys, values = self.keys[layer], self.values[layer]
         if len(self.groups) == 1:
             return _attend_group(query, keys, values, self.groups[0], scale, window, softcap, sinks)
         out = query.new_empty(query.shape[0], query.shape[1], values.shape[2])

@@ -23,6 +23,8 @@ from headstart.models.attention import Attends
 from headstart.models.memory import free_memory
 from headstart.progress import note
 
+_packed_product = torch.ops.mkldnn._linear_pointwise.default  # looking an operator up takes as long as a small one
+
 FAMILY = ("llama", "mistral", "qwen2", "qwen3")
 
 
@@ -30,6 +32,7 @@ class Product:
     """x -> x W^T + b for one block of weights."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
+        self.outputs, self.inputs = weight.shape
         self.weight, self.bias = weight, bias
         self.packed: torch.Tensor | None = None
 
@@ -39,8 +42,9 @@ class Product:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         if self.packed is None or len(x) == 1:
-            return F.linear(x, self.weight, self.bias)
-        return torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
+            across = self.weight.t()
+            return torch.mm(x, across) if self.bias is None else torch.addmm(self.bias, x, across)
+        return _packed_product(x, self.packed, self.bias, "none", [], "")
 
     @property
     def extra_bytes(self) -> int:
@@ -141,11 +145,11 @@ def in_family(model: Any) -> bool:
     return plain and same_device and not mlp_bias
 
 
-def lean(model: Any, wide: bool = False) -> LeanModel | None:
+def lean(model: Any, wide: bool = False, kind: type[LeanModel] = LeanModel) -> LeanModel | None:
     """A lean runner for this model, or None where its parts are not exactly those of the family."""
     if not in_family(model):
         return None
-    out = LeanModel(model)
+    out = kind(model)
     _own(model, out)
     if wide and wide_pays(out.blocks[0].gate_up.weight):
         _pack_all(out)
@@ -163,23 +167,28 @@ def _pack_all(model: LeanModel) -> None:
 
 
 @torch.inference_mode()
-def wide_pays(weight: torch.Tensor, rows: int = 4, tries: int = 9) -> bool:
+def wide_pays(weight: torch.Tensor, rows: int = 4) -> bool:
     """Is oneDNN with its own order of the weights clearly faster here for a few rows? Measured on one block."""
     if weight.device.type != "cpu" or weight.dtype != torch.float32 or not torch.backends.mkldnn.is_available():
         return False
     plain, packed = Product(weight), Product(weight)
     try:
         packed.pack()
-        x = torch.zeros(rows, weight.shape[1])
-        times: dict[str, list[float]] = {"plain": [], "packed": []}
-        for _ in range(tries):
-            for name, product in (("plain", plain), ("packed", packed)):
-                start = time.perf_counter()
-                product(x)
-                times[name].append(time.perf_counter() - start)
+        slow, fast = race([plain, packed], torch.zeros(rows, weight.shape[1]))
     except (RuntimeError, AttributeError):  # a torch built without it
         return False
-    return statistics.median(times["packed"]) < 0.8 * statistics.median(times["plain"])
+    return fast < 0.8 * slow
+
+
+def race(products: list[Product], x: torch.Tensor, tries: int = 9) -> list[float]:
+    """Median seconds of each, in turns."""
+    times: list[list[float]] = [[] for _ in products]
+    for _ in range(tries):
+        for product, own in zip(products, times, strict=True):
+            start = time.perf_counter()
+            product(x)
+            own.append(time.perf_counter() - start)
+    return [statistics.median(own) for own in times]
 
 
 def _own(model: Any, fused: LeanModel) -> None:

@@ -9,10 +9,11 @@ import torch
 
 from headstart.core import Batch, Forward
 from headstart.errors import ModelError
-from headstart.models import attention, quantized
+from headstart.models import attention, looped, quantized
 from headstart.models.attention import Attends, Context, LayerShape, Probe
 from headstart.models.base import Runner
 from headstart.models.lean import LeanModel, lean
+from headstart.models.looped import LoopedModel
 
 
 class TorchRunner(Runner):
@@ -25,11 +26,16 @@ class TorchRunner(Runner):
         self.text_config = self.model.config.get_text_config()
         self.vocab_size = int(self.model.get_output_embeddings().weight.shape[0])
         self.shapes = probe(self.model, self.text_config.num_hidden_layers)
-        self.lean: LeanModel | None = lean(self.model, wide and not quantize) if fuse else None
+        self.lean: LeanModel | None = lean(self.model, wide and not quantize, self._kind()) if fuse else None
         if quantize:
             quantized.quantize(self.model, self.lean, quantize)
         self.keys: list[torch.Tensor] = []
         self.values: list[torch.Tensor] = []
+
+    def _kind(self) -> type[LeanModel]:
+        """Loops where they can be compiled, on CPUs in float32."""
+        fits = self.device.type == "cpu" and self.dtype == torch.float32
+        return LoopedModel if fits and looped.available() else LeanModel
 
     @property
     def slot_bytes(self) -> int:

@@ -1,0 +1,195 @@
+"""The lean forward with its small operations as compiled loops: for a few rows on CPUs, where torch's own cost the most.
+
+Products stay with torch. Between them the residual stream is numpy's view of the same memory. Prefills of many rows take the
+lean forward as it is.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+import torch
+
+from headstart.core import Segment
+from headstart.models.attention import Attends, Context, segment_mask
+from headstart.models.lean import LeanModel
+from headstart.progress import note, status
+
+MOST_ROWS = 64  # above, the lean forward
+MOST_SCORES = 3072  # rows x slots of one request, above which torch's attention on all cores is faster
+CHANGING = ("dynamic", "longrope")  # kinds of rotation whose angles depend on the length of the text
+
+
+@functools.cache
+def load_loops() -> Any:
+    """The compiled loops, or None where that cannot be; says so once. A machine's first start takes some seconds."""
+    if find_spec("numba") is None:
+        note("Steps on a CPU are faster with compiled loops: pip install 'headstart[cpu]'.")
+        return None
+    try:
+        with status("Preparing loops for this CPU"):
+            from headstart.models import loops
+
+            return loops
+    except Exception as error:  # a numba that does not fit this Python or this chip, or nowhere to keep the result
+        note(f"numba cannot compile loops here, so steps on this CPU are slower: {str(error).splitlines()[0]}")
+        return None
+
+
+def available() -> bool:
+    return load_loops() is not None
+
+
+@dataclass
+class Reading:
+    """Which slots the rows of a forward read, as `loops.attend` wants it."""
+
+    pieces: np.ndarray  # (B, 5)
+    slots: np.ndarray
+    visible: np.ndarray
+    most_rows: int
+    most_slots: int
+
+    @staticmethod
+    def of(segments: Sequence[Segment], window: int | None, lanes: int) -> Reading:
+        pieces, slots, visible, at, seen = [], [], [], 0, 0
+        for s in segments:
+            n = -(-len(s.slots) // lanes) * lanes
+            own = np.full(n, s.slots[0], np.uint64)
+            own[: len(s.slots)] = s.slots
+            mask = np.zeros((s.num_new, n), np.float32)
+            mask[:, : len(s.slots)] = segment_mask(s, window)
+            pieces.append((s.start, s.num_new, at, n, seen))
+            slots.append(own)
+            visible.append(mask.reshape(-1))
+            at, seen = at + n, seen + mask.size
+        most = max(p[1] for p in pieces), max(p[3] for p in pieces)
+        return Reading(np.array(pieces, np.int64), np.concatenate(slots), np.concatenate(visible), *most)
+
+
+class Room:
+    """Memory for forwards of so many rows, as tensors for products and as arrays for loops."""
+
+    def __init__(self, rows: int, hidden: int, wide: int, query: int) -> None:
+        self.x, self.h, self.act, self.out = (torch.empty(rows, n) for n in (hidden, hidden, wide, query))
+        self.x_, self.h_, self.act_, self.out_ = (t.numpy() for t in (self.x, self.h, self.act, self.out))
+
+
+class LoopedModel(LeanModel):
+    def __init__(self, model: Any) -> None:
+        super().__init__(model)
+        self.loops = load_loops()
+        self._rooms: dict[int, Room] = {}
+        self._pool: list[torch.Tensor] = []
+        self._arrays: list[tuple[np.ndarray, np.ndarray]] = []
+        self._scores = self._block = np.empty((0, 0), np.float32)
+        self._cos = self._sin = np.empty((0, 0), np.float32)
+        self._final = self.norm.detach().numpy()
+        self._layers = [_Layer.of(b) for b in self.blocks]
+
+    def __call__(
+        self, tokens: torch.Tensor, positions: torch.Tensor, context: Attends, rows: torch.Tensor, taps: tuple[int, ...]
+    ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
+        if len(tokens) > MOST_ROWS or not isinstance(context, Context):
+            return super().__call__(tokens, positions, context, rows, taps)
+        room = self._room(len(tokens))
+        torch.index_select(self.embed.weight, 0, tokens, out=room.x)
+        cos, sin = self._angles(positions)
+        hidden = {0: room.x.clone()} if 0 in taps else {}
+        reader = _Reader(self, context, room)
+        self.loops.norm(room.x_, self._layers[0].norm_in, self.eps, room.h_)
+        for i, (block, own) in enumerate(zip(self.blocks, self._layers, strict=True)):
+            heads = block.qkv(room.h).numpy().reshape(len(tokens), -1, self.head_dim)
+            self.loops.rotate(heads, self.num_heads, own.gains, self.eps, cos, sin, *reader.pools[i], reader.write)
+            mixed = block.out(reader.read(i, heads, block.window))
+            self.loops.add_norm(room.x_, mixed.numpy(), own.norm_mlp, self.eps, room.h_)
+            self.loops.gate(block.gate_up(room.h).numpy(), room.act_)
+            last = i + 1 == len(self.blocks)
+            following = self._final if last else self._layers[i + 1].norm_in
+            self.loops.add_norm(room.x_, block.down(room.act).numpy(), following, self.eps, room.h_)
+            if i + 1 in taps:  # the last as transformers reports it: after the final norm
+                hidden[i + 1] = room.h.clone() if last else room.x.clone()
+        return self.head(room.h if len(rows) == len(tokens) else room.h[rows]), hidden
+
+    def _room(self, rows: int) -> Room:
+        if rows not in self._rooms:
+            wide = self.blocks[0].down.inputs
+            self._rooms[rows] = Room(rows, self.embed.weight.shape[1], wide, self.num_heads * self.head_dim)
+        return self._rooms[rows]
+
+    def _angles(self, positions: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
+        """cos and sin for each row, from a table that grows with the longest text."""
+        if self.rotary.rope_type in CHANGING:
+            return self._turn(positions)
+        where = positions.numpy()
+        if (most := int(where.max())) >= len(self._cos):
+            self._cos, self._sin = self._turn(torch.arange(max(1024, 2 * most)))
+        return self._cos[where], self._sin[where]
+
+    def _turn(self, positions: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
+        cos, sin = self.rotary(self.norm, positions[None])
+        return cos[0].numpy(), sin[0].numpy()
+
+    def arrays(self, context: Context) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Keys and values of each layer."""
+        if self._pool is not context.keys:
+            self._pool = context.keys
+            self._arrays = [(k.numpy(), v.numpy()) for k, v in zip(context.keys, context.values, strict=True)]
+        return self._arrays
+
+    def scratch(self, rows: int, slots: int) -> tuple[np.ndarray, np.ndarray]:
+        """Room for `rows` query rows, and for their scores over `slots`."""
+        rows = -(-rows // self.loops.ROWS) * self.loops.ROWS
+        if rows > len(self._block):
+            self._block = np.zeros((rows, self.head_dim), np.float32)
+        if rows > self._scores.shape[0] or slots > self._scores.shape[1]:
+            most = max(rows, self._scores.shape[0]), max(slots, self._scores.shape[1])
+            self._scores = np.empty(most, np.float32)
+        return self._block, self._scores
+
+
+@dataclass
+class _Layer:
+    """A block's gains, as arrays."""
+
+    norm_in: np.ndarray
+    norm_mlp: np.ndarray
+    gains: np.ndarray  # (2, D) of queries and keys, or (0, D)
+
+    @staticmethod
+    def of(block: Any) -> _Layer:
+        gains = block.head_gains
+        both = np.empty((0, 1), np.float32) if gains is None else torch.stack(gains).detach().numpy()
+        return _Layer(block.norm_in.detach().numpy(), block.norm_mlp.detach().numpy(), both)
+
+
+class _Reader:
+    """How one forward reads and writes the pool, in each layer."""
+
+    def __init__(self, model: LoopedModel, context: Context, room: Room) -> None:
+        self.model, self.context, self.room = model, context, room
+        self.write = context.write.numpy().view(np.uint64)
+        self.pools = model.arrays(context)
+        self._readings: dict[int | None, Reading] = {}
+        self._few = all(s.num_new * len(s.slots) <= MOST_SCORES for s in context.segments)
+
+    def read(self, layer: int, heads: np.ndarray, window: int | None) -> torch.Tensor:
+        """What the query heads find; new keys and values are in the pool already."""
+        model = self.model
+        if not self._few:
+            query = torch.from_numpy(heads[:, : model.num_heads])
+            return self.context.read(layer, query, model.scale, window).reshape(len(heads), -1)
+        if window not in self._readings:
+            self._readings[window] = Reading.of(self.context.segments, window, model.loops.LANES)
+        r = self._readings[window]
+        scratch = model.scratch(r.most_rows * model.num_heads // model.num_kv, r.most_slots)
+        model.loops.attend(
+            heads, model.num_heads, *self.pools[layer], r.pieces, r.slots, r.visible, model.scale,
+            *scratch, self.room.out_,
+        )  # fmt: skip
+        return self.room.out
