@@ -15,7 +15,7 @@ from headstart.drafters import Surroundings
 from headstart.drafters.ngram import NgramDrafter, NgramIndex, copy_from
 
 
-def search(tokens: Sequence[int], shortest: int, longest: int) -> int | None:
+def search(tokens: Sequence[int], shortest: int, longest: int) -> tuple[int, int] | None:
     """Behind the latest earlier occurrence of the longest ending that has one."""
     for n in range(longest, shortest - 1, -1):
         if n > len(tokens):
@@ -23,7 +23,7 @@ def search(tokens: Sequence[int], shortest: int, longest: int) -> int | None:
         ending = list(tokens[len(tokens) - n :])
         for end in range(len(tokens) - 1, n - 1, -1):
             if list(tokens[end - n : end]) == ending:
-                return end
+                return end, n
     return None
 
 
@@ -55,7 +55,7 @@ def test_the_longest_match_wins_over_a_later_one():
     tokens = [1, 2, 3, 9, 2, 3, 8, 1, 2, 3]
     index = NgramIndex(2, 3)
     index.update(tokens)
-    assert index.find(tokens) == 3  # behind 1 2 3, although 2 3 stood later
+    assert index.find(tokens) == (3, 3)  # behind 1 2 3, although 2 3 stood later
 
 
 def test_the_ending_does_not_find_itself():
@@ -103,9 +103,9 @@ def test_one_more_token_costs_the_same_at_any_length(length: int):
     tokens.items.append(3)
     tokens.read = 0
     index.update(tokens)
-    place = index.find(tokens)
-    if place is not None:
-        copy_from(tokens, place, 5)
+    found = index.find(tokens)
+    if found is not None:
+        copy_from(tokens, found[0], 5)
     assert index.places.operations <= 4 + 4  # one entry and one question per size
     assert tokens.read <= 2 * (2 + 3 + 4 + 5) + 5
     assert len(index.places) <= 4 * (length + 1)

@@ -15,6 +15,8 @@ from headstart.core import RequestSpeculation
 from headstart.errors import ConfigError, nearest
 
 VERIFICATIONS = ("walk", "rejection")
+POLICIES = ("fixed", "adaptive")
+WIDE_TOKENS = 16  # γ where it is a bound and nobody says
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,7 @@ class SpeculativeConfig:
     draft_sample_method: str = "probabilistic"  # under rejection: draw from q, or propose its best with certainty
     vocab_mapping: str = "auto"  # auto, token, string
     verification: str = "walk"
+    policy: str = "fixed"  # fixed: always γ; adaptive: as many as pay on this machine and for this text
     batch_size_schedule: tuple[tuple[int, int, int], ...] = ()  # (from, to, γ)
     options: Mapping[str, Any] = field(default_factory=dict)  # for a drafter of your own
 
@@ -98,6 +101,7 @@ class SpeculativeConfig:
             ("draft_sample_method", self.draft_sample_method in ("greedy", "probabilistic"), "greedy or probabilistic"),
             ("vocab_mapping", self.vocab_mapping in ("auto", "token", "string"), "auto, token or string"),
             ("verification", self.verification in VERIFICATIONS, "walk or rejection"),
+            ("policy", self.policy in POLICIES, "fixed or adaptive"),
         ]
 
     @property
@@ -252,8 +256,8 @@ def _complete(out: dict[str, Any]) -> dict[str, Any]:
     out["method"] = METHOD_ALIASES.get(method, method)
     if out["method"] in LATER:
         raise ConfigError(f"method {method!r} is not available yet; ngram, suffix and draft_model are.")
-    if out["method"] == "suffix":  # its length follows from the match, so the bound can be wide
-        out.setdefault("num_speculative_tokens", 16)
+    if out["method"] == "suffix" or out.get("policy") == "adaptive":  # its length is chosen, so the bound can be wide
+        out.setdefault("num_speculative_tokens", WIDE_TOKENS)
     shortest, longest = out.get("prompt_lookup_min"), out.get("prompt_lookup_max")
     if isinstance(longest, int) and shortest is None:
         out["prompt_lookup_min"] = max(1, min(SpeculativeConfig.prompt_lookup_min, longest))

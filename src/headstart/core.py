@@ -250,12 +250,14 @@ class Tree:
     """One request's draft: node i holds `tokens[i]` and hangs under node `parents[i]` (-1: under the last token).
 
     Parents stand before their children; siblings stand in the order in which they were proposed.
-    `logq_rows[i]` is the row of `Draft.logq` that node i was drawn from, for drafters that know q.
+    `logq_rows[i]` is the row of `Draft.logq` that node i was drawn from, for drafters that know q. `kinds[i]` is what the
+    drafter says of node i: a small number, and nodes of one kind are about equally likely. How likely, a policy learns.
     """
 
     tokens: list[int] = field(default_factory=list)
     parents: list[int] = field(default_factory=list)
     logq_rows: list[int] | None = None
+    kinds: list[int] | None = None
 
     def __len__(self) -> int:
         return len(self.tokens)

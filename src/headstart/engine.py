@@ -29,7 +29,7 @@ from headstart.kv import KVPool
 from headstart.models.base import Runner
 from headstart.noise import Chance, derive_seed
 from headstart.policy import Load, Policy, StepTimes
-from headstart.policy.fixed import FixedPolicy
+from headstart.policy.choose import make_policy
 from headstart.scheduler import Plan, Planned, Scheduler
 
 
@@ -106,12 +106,13 @@ class Engine:
         self.max_len = min(max_len, self.pool.num_slots - 1)
         self.scheduler = Scheduler(self.pool, config.max_num_seqs, config.max_batch_tokens, self.max_len)
         self.drafting = Drafting(speculative or SpeculativeConfig(), around or Surroundings(runner.vocab_size))
-        self.policy: Policy = policy or FixedPolicy(self.drafting.config)
+        self.policy: Policy = policy or make_policy(self.drafting.config, self.drafting.choose)
         self.delivery = Delivery(decode)
         self._plan = Plan()  # of the step that is being launched
         self._flight: Flight | None = None
         self._parcels: list[Parcel] = []  # settled, not delivered yet
         self._landed = 0.0  # when the last forward was seen to be over
+        self._settled = 0.0  # when the last step was
         self._wait = runner.synchronize if config.profile else None
 
     # ------------------------------------------------------------------ coming and going
@@ -190,6 +191,7 @@ class Engine:
             self._give_budgets(plan)
         clock.lap("host")
         drafted = self.drafting.propose(plan.ready, self._depth)
+        self._cut(plan, drafted)
         self._thin(drafted)
         clock.lap("draft")
         batch, places = self._pack(plan, drafted.trees)
@@ -271,10 +273,21 @@ class Engine:
 
     def _give_budgets(self, plan: Plan) -> None:
         ready = [p.request for p in plan.ready]
-        load = Load(len(self.scheduler.running), len(self.scheduler.waiting), plan.num_prefill_tokens)
-        budgets = self.policy.budget(ready, load)
+        budgets = self.policy.budget(ready, self._load(plan))
         wanted = [b if b and self._drafts_for(r) else 0 for b, r in zip(budgets, ready, strict=True)]
         self.scheduler.reserve_drafts(plan, wanted)
+
+    def _cut(self, plan: Plan, drafted: Drafted) -> None:
+        """Nodes that do not pay for their rows are not verified. What only the device knows is taken whole."""
+        if drafted.mail:
+            return
+        kept = self.policy.keep([p.request for p in plan.ready], drafted.names, drafted.trees, self._load(plan))
+        if kept is not None:
+            trees = zip(drafted.trees, kept, strict=True)
+            drafted.trees = [t if len(own) == len(t) else tree.select(t, own) for t, own in trees]
+
+    def _load(self, plan: Plan) -> Load:
+        return Load(len(self.scheduler.running), len(self.scheduler.waiting), plan.num_prefill_tokens)
 
     def _thin(self, drafted: Drafted) -> None:
         """Trees become chains where the runner would rather have them, or cannot take so many paths."""
@@ -481,6 +494,7 @@ class Engine:
         self.scheduler.finish(request)
         request.stats.time_total = time.perf_counter() - request.arrived if request.arrived else 0.0
         self.drafting.release(request)
+        self.policy.release(request)
 
     def _account(self, flight: Flight, verdicts: list[Verdict]) -> None:
         laps = flight.clock.laps
@@ -491,7 +505,11 @@ class Engine:
             stats.time_verify += laps["verify"]
             stats.time_host += laps["host"]
             stats.time_queue = stats.time_queue or flight.clock.began - part.request.arrived
-        times = StepTimes(laps["draft"], laps["target"], laps["verify"], laps["host"], len(flight.batch.tokens))
+        now = time.perf_counter()
+        period = now - max(flight.clock.began, self._settled)
+        self._settled = now
+        rows, prefill = len(flight.batch.tokens), flight.plan.num_prefill_tokens
+        times = StepTimes(laps["draft"], laps["target"], laps["verify"], laps["host"], rows, prefill, period)
         self.policy.learn(times, [p.request for p in flight.plan.ready], verdicts)
 
     def check_integrity(self) -> None:

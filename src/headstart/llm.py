@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from headstart.config import EngineConfig, SpeculativeConfig, parse_request_speculation, parse_speculative
 from headstart.core import Chunk, Completion, Output, Request, SamplingParams
 from headstart.errors import BadInput, ConfigError, HeadstartError, RequestFailed
-from headstart.progress import note
+from headstart.progress import note, status
 from headstart.threads import apart
 
 if TYPE_CHECKING:
@@ -365,6 +365,8 @@ def _start(
     from headstart.engine import Engine
     from headstart.loop import EngineLoop
     from headstart.models.runners import make_runner
+    from headstart.policy.adaptive import AdaptivePolicy
+    from headstart.policy.costs import CONTEXT, measure
 
     wide = engine_config.wide_weights if engine_config.wide_weights is not None else config.method != "none"
     how = engine_config
@@ -397,6 +399,9 @@ def _start(
     decode = None if model.tokenizer is None else model.tokenizer.decode
     engine = Engine(runner, engine_config, model.max_len, pages, config, around, decode)
     runner.warm_up(config.nodes if config.method != "none" else 0, config.tree or config.method == "suffix")
+    if isinstance(engine.policy, AdaptivePolicy):
+        with status("Measuring this machine"):
+            engine.policy.costs = measure(runner, min(64, engine.pool.num_slots - CONTEXT))
     return EngineLoop(engine)
 
 

@@ -88,7 +88,8 @@ def select(tree: Tree, keep: Sequence[int]) -> Tree:
     """The subtree of the nodes `keep` (ascending, closed under parents), renumbered."""
     new = {-1: -1} | {old: i for i, old in enumerate(keep)}
     rows = None if tree.logq_rows is None else [tree.logq_rows[i] for i in keep]
-    return Tree([tree.tokens[i] for i in keep], [new[tree.parents[i]] for i in keep], rows)
+    kinds = None if tree.kinds is None else [tree.kinds[i] for i in keep]
+    return Tree([tree.tokens[i] for i in keep], [new[tree.parents[i]] for i in keep], rows, kinds)
 
 
 def best_nodes(values: Sequence[float], parents: Sequence[int], budget: int) -> list[int]:

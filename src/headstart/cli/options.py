@@ -182,6 +182,14 @@ class SpeculationOptions:
             panel=SPECULATION,
         ),
     ] = None
+    policy: Annotated[
+        str | None,
+        option(
+            "--policy",
+            help="fixed: always as many draft tokens as -k says. adaptive: as many as pay here. [default: fixed]",
+            panel=SPECULATION,
+        ),
+    ] = None
     speculative_config: Annotated[
         str | None,
         option(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from headstart.config import SpeculativeConfig
-from headstart.core import Draft, RequestView, View
+from headstart.core import Draft, RequestView, Tree, View
 from headstart.drafters import Drafter, Surroundings
 
 
@@ -28,13 +28,13 @@ class NgramIndex:
                     self.places[tuple(tokens[end - n : end])] = end
         self.length = len(tokens)
 
-    def find(self, tokens: Sequence[int]) -> int | None:
-        """Where the continuation of the longest matching n-gram begins."""
+    def find(self, tokens: Sequence[int]) -> tuple[int, int] | None:
+        """Where the continuation of the longest matching n-gram begins, and how long that is."""
         for n in self.sizes:
             if n <= len(tokens):
                 place = self.places.get(tuple(tokens[len(tokens) - n :]))
                 if place is not None:
-                    return place
+                    return place, n
         return None
 
 
@@ -53,19 +53,22 @@ class NgramDrafter(Drafter):
         self._indexes: dict[str, NgramIndex] = {}
 
     def propose(self, view: View) -> Draft:
-        return Draft.chains([self._chain(r) for r in view.requests])
+        return Draft.of([self._chain(r) for r in view.requests])
 
-    def _chain(self, r: RequestView) -> list[int]:
+    def _chain(self, r: RequestView) -> Tree:
         index = self._indexes.get(r.id)
         if index is None:
             index = NgramIndex(self.config.prompt_lookup_min, self.config.prompt_lookup_max)
             self._indexes[r.id] = index
         index.update(r.tokens)
-        place = index.find(r.tokens)
+        found = index.find(r.tokens)
         length = min(r.budget, r.max_depth, self.config.num_speculative_tokens)
-        if place is None or length < max(1, self.config.min_draft_tokens):
-            return []
-        return copy_from(r.tokens, place, length)
+        if found is None or length < max(1, self.config.min_draft_tokens):
+            return Tree()
+        place, matched = found
+        chain = Tree.chain(copy_from(r.tokens, place, length))
+        chain.kinds = [matched] * length
+        return chain
 
     def release(self, request: RequestView) -> None:
         self._indexes.pop(request.id, None)

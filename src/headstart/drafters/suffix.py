@@ -151,9 +151,12 @@ class Proposal:
     score: float  # expected number of accepted tokens, if the past is a guide
 
 
-def grow(history: History, places: list[int], budget: int, max_depth: int, min_prob: float) -> Proposal:
-    """The likeliest continuations of these places, best first, as one tree."""
-    tree, score = Tree(), 0.0
+def grow(
+    history: History, places: list[int], budget: int, max_depth: int, min_prob: float, matched: int = 0
+) -> Proposal:
+    """The likeliest continuations of these places, best first, as one tree. `matched`: tokens that they follow."""
+    kinds: list[int] = []
+    tree, score, length = Tree(kinds=kinds), 0.0, min(matched.bit_length(), 5)
     seen = Counter(tuple(history.after(place, max_depth)) for place in places)
     texts, weights = list(seen), list(seen.values())
     heap: list[tuple[float, int, int, int, int, list[int]]] = []
@@ -182,6 +185,7 @@ def grow(history: History, places: list[int], budget: int, max_depth: int, min_p
         for token in rest:
             tree.tokens.append(token)
             tree.parents.append(parent)
+            kinds.append(4 * length + min(3, int(-4 * p)))
             parent = len(tree) - 1
             score -= p
         if len(rest) == 1:
@@ -228,7 +232,7 @@ class SuffixDrafter(Drafter):
             if best.score >= min(r.budget, depth):
                 break
             places = [p for n, p in found if n >= least]
-            grown = grow(history, places, r.budget, depth, self.config.suffix_min_prob)
+            grown = grow(history, places, r.budget, depth, self.config.suffix_min_prob, least)
             if grown.score > best.score:
                 best = grown
         return best

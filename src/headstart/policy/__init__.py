@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from headstart.core import Request, Verdict
+from headstart.core import Request, Tree, Verdict
 
 
 @dataclass(frozen=True)
@@ -27,13 +27,26 @@ class StepTimes:
     verify: float
     host: float
     num_tokens: int  # rows of the forward
+    num_prefill_tokens: int = 0  # of them
+    period: float = 0.0  # from the end of the last step, or from this one's beginning where that is later, to its end
 
 
 class Policy(Protocol):
     def budget(self, requests: Sequence[Request], load: Load) -> list[int]:
-        """Most nodes for each request."""
+        """Most nodes for each request; without them its drafter is not asked."""
+        ...
+
+    def keep(
+        self, requests: Sequence[Request], names: Sequence[str], trees: Sequence[Tree], load: Load
+    ) -> list[list[int]] | None:
+        """Which nodes of these drafts to verify, for each request in ascending order; None: all. A name is "" where no
+        drafter was asked."""
         ...
 
     def learn(self, times: StepTimes, requests: Sequence[Request], verdicts: Sequence[Verdict]) -> None:
         """What the step cost and brought."""
+        ...
+
+    def release(self, request: Request) -> None:
+        """The request is over."""
         ...

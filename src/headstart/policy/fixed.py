@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from headstart.config import SpeculativeConfig
-from headstart.core import Request, Verdict
+from headstart.core import Request, Tree, Verdict
 from headstart.policy import Load, StepTimes
 
 
@@ -28,5 +28,13 @@ class FixedPolicy:
             return 0
         return nodes if own.max_tokens is None else min(nodes, own.max_tokens)
 
+    def keep(
+        self, requests: Sequence[Request], names: Sequence[str], trees: Sequence[Tree], load: Load
+    ) -> list[list[int]] | None:
+        return None
+
     def learn(self, times: StepTimes, requests: Sequence[Request], verdicts: Sequence[Verdict]) -> None:
         """Fixed means fixed."""
+
+    def release(self, request: Request) -> None:
+        """Nothing is kept."""
