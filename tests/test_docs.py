@@ -207,7 +207,7 @@ def test_drafters_names_only_options_that_exist():
     known = {f.name for f in fields(SpeculativeConfig)} | {"none", *BUILT_IN}
     assert set(told) <= known
     assert {f.name for f in fields(SpeculativeConfig)} - set(re.findall(r"`(\w+)`", page)) <= {
-        "batch_size_schedule", "method", "verification", "options",
+        "batch_size_schedule", "method", "policy", "verification", "options",
     }  # fmt: skip
 
 
