@@ -12,7 +12,8 @@ Parts
     steps       milliseconds of a forward of 1 to 32 rows behind 128 tokens, for each format, and the share of memory bandwidth
     perplexity  of this repository's own documentation, for each format: what quantising costs
 
-Every round runs every way once; tables show medians over rounds. It refuses to time on a busy machine (`--busy` insists).
+Every round runs every way once, after a round that does not count; tables show medians over rounds. It refuses to time on a
+busy machine (`--busy` insists).
 """
 
 from __future__ import annotations
@@ -190,9 +191,10 @@ def ways(args: argparse.Namespace) -> Iterator[tuple[str, Callable[[], Way]]]:
     def way(open: Callable[..., Way], name: str, *rest: Any, **options: Any) -> tuple[str, Callable[[], Way]]:
         return name, lambda: open(name, *rest, **options)
 
-    n, ngram = args.tokens, {"method": "ngram", "num_speculative_tokens": args.k}
-    suffix = {"method": "suffix", "num_speculative_tokens": args.k, "suffix_max_requests": 0}
-    drafters = {"plain": None, "ngram": ngram, "suffix": suffix}
+    n, fixed = args.tokens, {"method": "ngram", "num_speculative_tokens": args.k}
+    ngram = {"method": "ngram", "policy": "adaptive"}
+    suffix = {"method": "suffix", "policy": "adaptive", "suffix_max_requests": 0}
+    drafters = {"plain": None, f"ngram {args.k}": fixed, "ngram adaptive": ngram, "suffix adaptive": suffix}
     yield way(transformers_way, "transformers generate, f32", n)
     yield way(transformers_way, "transformers prompt lookup 5, f32", n, prompt_lookup_num_tokens=5)
     for kind in (None, "int8", "int4"):
@@ -259,12 +261,13 @@ def speeds(args: argparse.Namespace) -> dict[str, Any]:
     opened = [Worker(name) for name, _ in ways(args) if any(part in name for part in args.ways.split(","))]
     out: dict[str, Any] = {w.name: {kind: [] for kind in PROMPTS} for w in opened}
     with Progress(console=console, transient=True) as bar:
-        task = bar.add_task("speeds", total=len(opened) * args.rounds)
-        for _ in range(args.rounds):
+        task = bar.add_task("speeds", total=len(opened) * (1 + args.rounds))
+        for number in range(1 + args.rounds):
             for way in opened:
                 for kind, prompts in PROMPTS.items():
                     values = [way.speed(p) for p in prompts[: args.prompts]]
-                    out[way.name][kind].append(len(values) / sum(1 / v for v in values))
+                    if number:
+                        out[way.name][kind].append(len(values) / sum(1 / v for v in values))
                 bar.advance(task)
     for way in opened:
         way.close()

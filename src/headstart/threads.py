@@ -26,5 +26,5 @@ def apart(work: Callable[[], T]) -> T:
     thread.start()
     thread.join()
     if failed:
-        raise failed[0]
+        raise failed.pop()
     return done[0]

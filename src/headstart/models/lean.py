@@ -83,6 +83,9 @@ class LeanModel:
         self.num_heads = config.num_attention_heads
         self.num_kv = config.num_key_value_heads
 
+    def release(self) -> None:
+        """The KV tensors go."""
+
     @property
     def products(self) -> list[Product]:
         return [self.head, *(p for b in self.blocks for p in (b.qkv, b.out, b.gate_up, b.down))]

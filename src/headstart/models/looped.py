@@ -37,7 +37,8 @@ def load_loops() -> Any:
 
             return loops
     except Exception as error:  # a numba that does not fit this Python or this chip, or nowhere to keep the result
-        note(f"numba cannot compile loops here, so steps on this CPU are slower: {str(error).splitlines()[0]}")
+        why = (str(error).splitlines() or [type(error).__name__])[0]
+        note(f"numba cannot compile loops here, so steps on this CPU are slower: {why}")
         return None
 
 
@@ -75,9 +76,12 @@ class Reading:
 class Room:
     """Memory for forwards of so many rows, as tensors for products and as arrays for loops."""
 
-    def __init__(self, rows: int, hidden: int, wide: int, query: int) -> None:
-        self.x, self.h, self.act, self.out = (torch.empty(rows, n) for n in (hidden, hidden, wide, query))
-        self.x_, self.h_, self.act_, self.out_ = (t.numpy() for t in (self.x, self.h, self.act, self.out))
+    def __init__(self, x: torch.Tensor, h: torch.Tensor, act: torch.Tensor, out: torch.Tensor) -> None:
+        self.x, self.h, self.act, self.out = x, h, act, out
+        self.x_, self.h_, self.act_, self.out_ = (t.numpy() for t in (x, h, act, out))
+
+    def first(self, rows: int) -> Room:
+        return Room(self.x[:rows], self.h[:rows], self.act[:rows], self.out[:rows])
 
 
 class LoopedModel(LeanModel):
@@ -89,8 +93,6 @@ class LoopedModel(LeanModel):
         self._arrays: list[tuple[np.ndarray, np.ndarray]] = []
         self._scores = self._block = np.empty((0, 0), np.float32)
         self._cos = self._sin = np.empty((0, 0), np.float32)
-        self._final = self.norm.detach().numpy()
-        self._layers = [_Layer.of(b) for b in self.blocks]
 
     def __call__(
         self, tokens: torch.Tensor, positions: torch.Tensor, context: Attends, rows: torch.Tensor, taps: tuple[int, ...]
@@ -116,11 +118,28 @@ class LoopedModel(LeanModel):
                 hidden[i + 1] = room.h.clone() if last else room.x.clone()
         return self.head(room.h if len(rows) == len(tokens) else room.h[rows]), hidden
 
+    @functools.cached_property  # not before the weights are where they stay
+    def _layers(self) -> list[_Layer]:
+        return [_Layer.of(b) for b in self.blocks]
+
+    @functools.cached_property
+    def _final(self) -> np.ndarray:
+        return self.norm.detach().numpy()
+
+    @functools.cached_property
+    def _hall(self) -> Room:
+        hidden, wide = self.embed.weight.shape[1], self.blocks[0].down.inputs
+        sizes = (hidden, hidden, wide, self.num_heads * self.head_dim)
+        return Room(*(torch.empty(MOST_ROWS, n) for n in sizes))
+
     def _room(self, rows: int) -> Room:
         if rows not in self._rooms:
-            wide = self.blocks[0].down.inputs
-            self._rooms[rows] = Room(rows, self.embed.weight.shape[1], wide, self.num_heads * self.head_dim)
+            self._rooms[rows] = self._hall.first(rows)
         return self._rooms[rows]
+
+    def release(self) -> None:
+        """Let go of the pool."""
+        self._pool, self._arrays = [], []
 
     def _angles(self, positions: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
         """cos and sin for each row, from a table that grows with the longest text."""
@@ -133,6 +152,7 @@ class LoopedModel(LeanModel):
 
     def _turn(self, positions: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
         cos, sin = self.rotary(self.norm, positions[None])
+        assert cos.shape[-1] == self.head_dim, "a rotation of a part of each head"
         return cos[0].numpy(), sin[0].numpy()
 
     def arrays(self, context: Context) -> list[tuple[np.ndarray, np.ndarray]]:

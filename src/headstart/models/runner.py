@@ -51,6 +51,7 @@ class TorchRunner(Runner):
 
     def allocate(self, num_slots: int, page_size: int = 16, max_rows: int = 512, max_segments: int = 64) -> None:
         """Make the KV tensors, zeroed: a masked slot must not hold NaN."""
+        self.release()
         with torch.inference_mode():
             self.keys = [self._zeros(num_slots, s.kv_heads, s.key_dim, s.dtype) for s in self.shapes]
             self.values = [self._zeros(num_slots, s.kv_heads, s.value_dim, s.dtype) for s in self.shapes]
@@ -101,6 +102,8 @@ class TorchRunner(Runner):
 
     def release(self) -> None:
         self.keys, self.values = [], []
+        if self.lean is not None:
+            self.lean.release()
 
     def synchronize(self) -> None:
         if self.device.type == "cuda":
