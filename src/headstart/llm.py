@@ -7,6 +7,7 @@ import queue
 import secrets
 import time
 import weakref
+from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
@@ -206,20 +207,30 @@ class LLM:
 
     # ------------------------------------------------------------------ inside
     def _finish(self, jobs: list[_Job], progress: bool) -> list[Output]:
-        inbox: queue.SimpleQueue[tuple[Request, Chunk | BaseException]] = queue.SimpleQueue()
+        heard: deque[tuple[Request, Chunk | BaseException]] = deque()
+        ends: queue.SimpleQueue[None] = queue.SimpleQueue()
+
+        def listen(request: Request, event: Chunk | BaseException) -> None:
+            """Wake the caller for ends only: a thread that wakes up for each token disturbs the ones that compute."""
+            heard.append((request, event))
+            if not isinstance(event, Chunk) or event.finish_reason is not None:
+                ends.put(None)
+
         owner = {r.id: job for job in jobs for r in job.requests}
-        self._loop.submit([r for job in jobs for r in job.requests], lambda r, c: inbox.put((r, c)))
+        self._loop.submit([r for job in jobs for r in job.requests], listen)
         from headstart.progress import bar
 
         running = len(owner)
         try:
             with bar("Generating", running, "requests") if progress else _no_bar() as advance:
                 while running:
-                    request, event = inbox.get()
-                    chunk = owner[request.id].receive(request, event)
-                    if chunk.finish_reason is not None:
-                        running -= 1
-                        advance(1)
+                    ends.get()
+                    while heard:
+                        request, event = heard.popleft()
+                        chunk = owner[request.id].receive(request, event)
+                        if chunk.finish_reason is not None:
+                            running -= 1
+                            advance(1)
         finally:
             for job in jobs:
                 self._cancel(job)

@@ -10,6 +10,7 @@ uses the plain weights, several rows the reordered ones. Whether it pays is meas
 
 from __future__ import annotations
 
+import functools
 import statistics
 import time
 from dataclasses import dataclass
@@ -36,14 +37,17 @@ class Product:
         self.weight, self.bias = weight, bias
         self.packed: torch.Tensor | None = None
 
+    @functools.cached_property
+    def across(self) -> torch.Tensor:
+        return self.weight.t()
+
     def pack(self) -> None:
         """Keep a copy in oneDNN's order too, for forwards of several rows."""
         self.packed = torch.ops.mkldnn._reorder_linear_weight(self.weight.detach(), None)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        if self.packed is None or len(x) == 1:
-            across = self.weight.t()
-            return torch.mm(x, across) if self.bias is None else torch.addmm(self.bias, x, across)
+        if self.packed is None or x.numel() == self.inputs:  # one row
+            return torch.mm(x, self.across) if self.bias is None else torch.addmm(self.bias, x, self.across)
         return _packed_product(x, self.packed, self.bias, "none", [], "")
 
     @property
