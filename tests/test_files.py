@@ -260,6 +260,28 @@ def test_a_whole_gguf_passes(gguf_file: Path):
     gguf.check(gguf_file)
 
 
+def test_the_quick_reader_reads_what_the_other_reads_and_once(gguf_file: Path):
+    import gguf as library
+
+    writer = GGUFWriter(str(gguf_file), "llama")
+    writer.add_array("tokenizer.ggml.tokens", ["a", "", "né", "word " * 50])
+    writer.add_array("tokenizer.ggml.scores", [0.5, -1.0])
+    writer.add_tensor("x", np.arange(6, dtype=np.float32).reshape(2, 3))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    before = library.GGUFReader, library.get_tensor_name_map
+    slow = gguf.open_reader(gguf_file)
+    with gguf._quickly():
+        quick = gguf.open_reader(gguf_file)
+        assert gguf.open_reader(gguf_file) is quick
+    assert (library.GGUFReader, library.get_tensor_name_map) == before
+    assert list(quick.fields) == list(slow.fields)
+    assert all(quick.fields[k].contents() == slow.fields[k].contents() for k in slow.fields)
+    assert [t.data.tolist() for t in quick.tensors] == [t.data.tolist() for t in slow.tensors] != []
+
+
 @pytest.mark.parametrize("raw", [b"", b"GGUF", b"PK\x03\x04" + b"\0" * 100, b"<html>" + b" " * 100])
 def test_what_is_no_gguf(tmp_path: Path, raw: bytes):
     (tmp_path / "x.gguf").write_bytes(raw)

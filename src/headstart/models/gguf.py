@@ -1,19 +1,25 @@
 """GGUF files: checked, read through transformers (dequantised), converted once, then loaded from the cache.
 
-Reading a GGUF file takes transformers half a minute for a small model, nearly all of it in Python; the converted copy
-takes a second.
+Reading a GGUF file takes transformers half a minute for a small model: it reads the header three times, element by element, and
+makes the table of names anew for each part of the model. While we convert, both are done once.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import hashlib
+import importlib
 import os
 import shutil
 import struct
+import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from headstart.errors import ModelError
 from headstart.models.builtin import cache_dir
@@ -32,9 +38,7 @@ def check(path: Path) -> None:
     if version not in (2, 3):
         raise ModelError(f"{path} has GGUF version {version}; versions 2 and 3 can be read.")
     try:
-        from gguf import GGUFReader
-
-        reader = GGUFReader(str(path))
+        reader = open_reader(path)
     except ImportError as error:
         raise ModelError("Reading GGUF files needs the package gguf: pip install gguf.") from error
     except Exception as error:  # the reader raises whatever NumPy raises on a short file
@@ -60,10 +64,53 @@ def converted(path: Path) -> Path:
     folder = cache_dir() / "converted" / f"{path.stem}-{fingerprint(path)}"
     if (folder / "config.json").is_file():
         return folder
-    check(path)
-    with status(f"Converting {path.name} once (dequantised to float32, kept in {folder.parent})"):
+    with status(f"Converting {path.name} once (dequantised to float32, kept in {folder.parent})"), _quickly():
+        check(path)
         _convert(path, folder)
     return folder
+
+
+def open_reader(path: Path) -> Any:
+    import gguf
+
+    return gguf.GGUFReader(str(path))
+
+
+@contextlib.contextmanager
+def _quickly() -> Iterator[None]:
+    """Readers and tables of names are made once and kept to the end of this block."""
+    try:
+        module: Any = importlib.import_module("gguf")
+    except ImportError:  # said by `check`
+        yield
+        return
+    slow = module.GGUFReader, module.get_tensor_name_map
+    module.GGUFReader = functools.cache(_quick_reader(module.GGUFReader))
+    module.get_tensor_name_map = functools.cache(module.get_tensor_name_map)
+    try:
+        yield
+    finally:
+        module.GGUFReader, module.get_tensor_name_map = slow
+
+
+def _quick_reader(base: Any) -> Any:
+    """gguf's reader takes each of a vocabulary's strings out of the file as two small arrays; here without the detours."""
+
+    class Quick(base):
+        def __setattr__(self, name: str, value: Any) -> None:
+            super().__setattr__(name, value.view(np.ndarray) if name == "data" else value)
+
+        def _get(self, offset: int, dtype: Any, count: int = 1, override_order: str | None = None) -> Any:
+            if (override_order or self.byte_order) not in ("I", "<") or sys.byteorder != "little":
+                return super()._get(offset, dtype, count, override_order)
+            return self.data[offset : offset + _itemsize(dtype) * int(count)].view(dtype)
+
+    return Quick
+
+
+@functools.cache
+def _itemsize(dtype: Any) -> int:
+    return np.dtype(dtype).itemsize
 
 
 def _convert(path: Path, folder: Path) -> None:
