@@ -24,6 +24,7 @@ from headstart.policy.fixed import FixedPolicy
 
 PROBES = 0.01  # share of the time that asking in vain may take
 PROBE_DEPTH = 2  # tokens that a model drafts when it is only asked how good it has become
+GOOD = 0.97  # of the best expected tokens per second is good enough
 QUIET = 2  # steps without a draft that paid, after which a request is asked less often
 
 
@@ -88,7 +89,7 @@ class AdaptivePolicy:
         tokens = 1 + np.concatenate([[0.0], np.cumsum(chances)])
         depth = np.arange(most + 1)
         seconds = self.costs.span(company, most + 1) + self._around[False].value + depth * self._per_token.value
-        return int(np.argmax(tokens / seconds))
+        return _first_good(tokens / seconds)
 
     # ------------------------------------------------------------------ with drafts
     def keep(
@@ -119,7 +120,7 @@ class AdaptivePolicy:
         """How many nodes, likeliest first, make the most expected tokens per second."""
         tokens = company + np.concatenate([[0.0], np.cumsum(chances)])
         seconds = self.costs.span(company + load.num_prefill_tokens, len(tokens)) + self._around[True].value
-        return int(np.argmax(tokens / seconds))
+        return _first_good(tokens / seconds)
 
     # ------------------------------------------------------------------ after the step
     def learn(self, times: StepTimes, requests: Sequence[Request], verdicts: Sequence[Verdict]) -> None:
@@ -136,3 +137,8 @@ class AdaptivePolicy:
     def release(self, request: Request) -> None:
         self._paces.pop(request.id, None)
         self.beliefs.forget(request)
+
+
+def _first_good(worth: np.ndarray) -> int:
+    """The smallest number that is nearly as good as the best: chances are guesses, and a row that is not asked is sure."""
+    return int(np.argmax(worth >= GOOD * worth.max()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -14,8 +15,9 @@ if TYPE_CHECKING:
     from headstart.models.base import Runner
 
 ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 13, 16, 17, 20, 24, 28, 32, 40, 48, 64)
-CONTEXT = 64  # tokens behind which rows are measured
-FOLLOW, SHIFT = 0.1, 0.05  # how far one step moves its own point, and all of them
+CONTEXT = 128  # tokens behind which rows are measured
+FOLLOW, SHIFT = 0.3, 0.05  # how far one step moves its own number of rows, and all of them
+NEAR = FOLLOW * 0.6 ** np.abs(np.arange(-6, 7))  # and those around its own
 MOST = 1024  # rows that are told apart
 WILD = 3.0  # a step that took so many times what was expected tells nothing: somebody else used the machine
 
@@ -47,7 +49,9 @@ class Costs:
             self.known = True
         ratio = seconds / max(self.of(rows), 1e-9)
         if 1 / WILD < ratio < WILD and rows <= MOST:
-            self._table[rows] *= ratio**FOLLOW
+            reach = len(NEAR) // 2
+            low, high = max(0, rows - reach), min(MOST, rows + reach)
+            self._table[low : high + 1] *= ratio ** NEAR[low - rows + reach : high - rows + reach + 1]
             self._scale *= ratio**SHIFT
 
 
@@ -75,7 +79,7 @@ def measure(runner: Runner, most_rows: int, most_seconds: float = 2.0, rows: Seq
             own = np.arange(n)
             segment = Segment(0, n, CONTEXT, slots[: CONTEXT + n])
             batch = Batch(tokens[CONTEXT : CONTEXT + n], own + CONTEXT, [segment], own)
-            points[n] = min(_seconds(runner, batch) for _ in range(3))
+            points[n] = statistics.median(_seconds(runner, batch) for _ in range(3))
         runner.keep(slots, 0)
     return Costs(points)
 
