@@ -24,6 +24,7 @@ import json
 import math
 import os
 import platform
+import signal
 import statistics
 import subprocess
 import sys
@@ -165,8 +166,10 @@ def vllm_way(name: str, python: str, folder: str, method: str, tokens: int) -> W
 
     tokenizer = load_tokenizer(Path(folder))
     process = subprocess.Popen(
-        [python, "-c", VLLM, folder, method, str(tokens)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
+        [python, "-c", VLLM, folder, method, str(tokens)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        env=os.environ | {"VLLM_CPU_KVCACHE_SPACE": "1"},  # GB; its default is most of the memory
+        stderr=subprocess.DEVNULL,
+    )  # fmt: skip
 
     def answer() -> float:
         assert process.stdout is not None
@@ -223,7 +226,7 @@ class Worker:
         with console.status(f"Opening {name}"):
             self.process = subprocess.Popen(
                 [sys.executable, __file__, *sys.argv[1:], "--worker", name], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL, text=True,
+                stderr=subprocess.DEVNULL, text=True, start_new_session=True,
             )  # fmt: skip
             self._answer()
 
@@ -244,7 +247,8 @@ class Worker:
         )
 
     def close(self) -> None:
-        self.process.kill()
+        """With everything that it started: vLLM has processes of its own."""
+        os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
 
 
