@@ -45,13 +45,12 @@ from engine import PROMPTS
 
 import headstart
 from headstart import LLM, SamplingParams
-from headstart.core import Batch, Segment
 from headstart.models.llamacpp import native
+from headstart.policy.costs import measure
 
 console = Console(width=150)
 PARTS = ("speeds", "steps", "perplexity")
 ROWS = (1, 2, 3, 4, 6, 8, 9, 12, 16, 24, 32)
-CONTEXT = 128
 ANSWER = "speed: "
 VLLM = """
 import json, sys, time
@@ -287,29 +286,14 @@ def steps(args: argparse.Namespace) -> dict[str, Any]:
     for name, (model, options) in formats.items():
         with LLM(model, max_model_len=1024, **options) as llm:
             runner = llm.engine.runner
-            times = {rows: time_rows(runner, rows) for rows in ROWS}
+            costs = measure(runner, max(ROWS), math.inf, ROWS)
+            times = {rows: costs.of(rows) * 1e3 for rows in ROWS}
             spare = sum(p.extra_bytes for p in runner.lean.products) if options.get("wide_weights") else 0
             read = runner.weight_bytes - spare  # the second copy is for several rows
             out[name] = {"ms": times, "bytes": read, "GB/s": read / times[1] / 1e6}
         gc.collect()
         console.print(name, out[name])
     return out
-
-
-def time_rows(runner: Any, rows: int, tries: int = 7) -> float:
-    """Median milliseconds of one forward."""
-    slots, tokens = np.arange(CONTEXT + rows), np.arange(CONTEXT + rows) % 1000 + 5
-    where = np.arange(CONTEXT)
-    runner.forward(Batch(tokens[:CONTEXT], where, [Segment(0, CONTEXT, 0, where)], where[-1:]))
-    own = np.arange(rows)
-    batch = Batch(tokens[CONTEXT:], own + CONTEXT, [Segment(0, rows, CONTEXT, slots)], own)
-    samples = []
-    for _ in range(tries):
-        begin = time.perf_counter()
-        runner.forward(batch)
-        samples.append((time.perf_counter() - begin) * 1e3)
-    runner.keep(slots, 0)
-    return statistics.median(samples)
 
 
 def bandwidth() -> float:

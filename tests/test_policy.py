@@ -16,7 +16,7 @@ from headstart.drafters import Drafter, register
 from headstart.errors import ConfigError
 from headstart.policy import Load, StepTimes
 from headstart.policy.adaptive import GOOD, AdaptivePolicy
-from headstart.policy.beliefs import Beliefs, Claim
+from headstart.policy.beliefs import Beliefs, Claim, _kinds
 from headstart.policy.costs import MOST, Costs, measure
 from headstart.policy.fixed import FixedPolicy
 from tests import harness, tiny
@@ -89,7 +89,10 @@ def test_measuring_leaves_the_runner_as_it_was():
 # ------------------------------------------------------------------ beliefs
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=8), st.lists(st.integers(0, 3), max_size=12), st.integers(1, 4))
 def test_a_claim_is_booked_the_same_token_by_token_or_at_once(drafted: list[int], text: list[int], step: int):
-    whole, pieces = Claim("x", Tree.chain(drafted), 0), Claim("x", Tree.chain(drafted), 0)
+    whole, pieces = (
+        Claim(_kinds("x", Tree.chain(drafted)), Tree.chain(drafted), 0),
+        Claim(_kinds("x", Tree.chain(drafted)), Tree.chain(drafted), 0),
+    )
     booked = []
     for end in range(0, len(text) + step, step):
         booked += pieces.follow(text[:end])
@@ -103,7 +106,7 @@ def test_a_claim_is_booked_the_same_token_by_token_or_at_once(drafted: list[int]
 
 def test_every_child_of_a_right_node_is_a_trial():
     branching = Tree([5, 6, 7, 8], [-1, -1, 0, 1], kinds=[1, 2, 3, 4])
-    trials = Claim("x", branching, 2).follow([0, 0, 6, 8])
+    trials = Claim(_kinds("x", branching), branching, 2).follow([0, 0, 6, 8])
     assert trials == [(("x", 1, 1), False), (("x", 2, 1), True), (("x", 4, 2), True)]
 
 

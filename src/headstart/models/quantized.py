@@ -20,6 +20,7 @@ from headstart.models.lean import LeanModel, Product, race
 _product_int8 = torch.ops.aten._weight_int8pack_mm.default  # looking an operator up takes as long as a small one
 _product_int4 = torch.ops.aten._dyn_quant_matmul_4bit.default
 
+Rounded = tuple[torch.Tensor, torch.Tensor]
 FORMATS = ("int8", "int4")
 GROUP = 32
 
@@ -36,9 +37,9 @@ class Int8Product(Product):
 
 
 class Int4Product(Product):
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None, rounded: Rounded | None = None) -> None:
         super().__init__(weight, bias)
-        scale, codes = _codes(weight)
+        scale, codes = rounded or _codes(weight)
         nibbles = (codes.to(torch.int32) + 8).view(self.outputs, self.inputs)
         pairs = (nibbles[:, 1::2] << 4 | nibbles[:, ::2]).to(torch.uint8)
         scales = scale.view(self.outputs, -1).bfloat16()
@@ -56,7 +57,7 @@ class TwiceInt4Product(Product):
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
         super().__init__(weight, bias)
         scale, codes = _codes(weight)
-        self.first = Int4Product(weight, bias)
+        self.first = Int4Product(weight, bias, (scale, codes))
         self.second = Int4Product(weight - (scale * codes).view_as(weight))
         self.weight = self.first.weight
 
@@ -68,7 +69,7 @@ class TwiceInt4Product(Product):
         return self.second.weight.nbytes
 
 
-def _codes(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _codes(weight: torch.Tensor) -> Rounded:
     """Scales (outputs, groups, 1) and whole numbers from -8 to 7 (outputs, groups, GROUP)."""
     groups = weight.view(len(weight), -1, GROUP)
     scale = _best_scale(groups)

@@ -103,8 +103,7 @@ class AdaptivePolicy:
         nodes: list[tuple[float, int, int]] = []
         for i, (request, name, draft) in enumerate(zip(requests, names, trees, strict=True)):
             if len(draft):
-                self.beliefs.claim(request, name, draft)
-                chances = self.beliefs.chances(request, name, draft)
+                chances = self.beliefs.claim(request, name, draft)
                 nodes += [(-chance, i, node) for node, chance in enumerate(chances)]
         if nodes:
             nodes.sort()

@@ -36,8 +36,8 @@ class Count:
 class Claim:
     """A draft, and how far the text has followed it."""
 
-    def __init__(self, name: str, draft: Tree, at: int) -> None:
-        self.tokens, self.kinds, self._children = draft.tokens, _kinds(name, draft), tree.children(draft.parents)
+    def __init__(self, kinds: list[Kind], draft: Tree, at: int) -> None:
+        self.tokens, self.kinds, self._children = draft.tokens, kinds, tree.children(draft.parents)
         self._at, self._here = at, -1  # the next token of the text to look at, and the node that it stands behind
 
     def follow(self, text: Sequence[int]) -> list[tuple[Kind, bool]]:
@@ -72,9 +72,12 @@ class Beliefs:
     # ------------------------------------------------------------------ what is believed
     def chances(self, request: Request, name: str, draft: Tree) -> list[float]:
         """That each node is reached and right."""
+        return self._chances(request, _kinds(name, draft), draft.parents)
+
+    def _chances(self, request: Request, kinds: list[Kind], parents: Sequence[int]) -> list[float]:
         known: dict[Kind, float] = {}
         out: list[float] = []
-        for kind, parent in zip(_kinds(name, draft), draft.parents, strict=True):
+        for kind, parent in zip(kinds, parents, strict=True):
             if kind not in known:
                 known[kind] = self._chance(request.id, kind)
             out.append(known[kind] * (out[parent] if parent >= 0 else 1.0))
@@ -88,11 +91,12 @@ class Beliefs:
         return general if own is None else (own.right + TRUST * general) / (own.tried + TRUST)
 
     # ------------------------------------------------------------------ what is learned
-    def claim(self, request: Request, name: str, draft: Tree) -> None:
-        """This draft was made; the text will tell."""
-        claims = self._own.setdefault(request.id, History()).claims
+    def claim(self, request: Request, name: str, draft: Tree) -> list[float]:
+        """This draft was made; the text will tell. Returns its nodes' chances."""
+        claims, kinds = self._own.setdefault(request.id, History()).claims, _kinds(name, draft)
         if len(claims) < OPEN:
-            claims.append(Claim(name, draft, len(request.tokens)))
+            claims.append(Claim(kinds, draft, len(request.tokens)))
+        return self._chances(request, kinds, draft.parents)
 
     def hear(self, request: Request) -> None:
         """The text of this request has grown."""
