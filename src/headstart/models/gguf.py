@@ -64,9 +64,10 @@ def converted(path: Path) -> Path:
     folder = cache_dir() / "converted" / f"{path.stem}-{fingerprint(path)}"
     if (folder / "config.json").is_file():
         return folder
-    with status(f"Converting {path.name} once (dequantised to float32, kept in {folder.parent})"), _quickly():
+    with _quickly():
         check(path)
-        _convert(path, folder)
+        with status(f"Converting {path.name} once (dequantised to float32, kept in {folder.parent})"):
+            _convert(path, folder)
     return folder
 
 
