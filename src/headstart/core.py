@@ -273,7 +273,8 @@ class Mail:
 
     device: torch.Tensor  # (M,) int32
     index: np.ndarray  # (N,) where each node's token is among them
-    wait: Callable[[], Sequence[int]]  # the nodes' tokens
+    wait: Callable[[], Sequence[int]]  # the nodes' tokens; below 0: there is none, and its chain ends before
+    sizes: np.ndarray | None = None  # (B,) where it says how many of a chain's tokens there are; None: all
 
 
 @dataclass
@@ -343,6 +344,23 @@ class RequestView:
     seed: int
     verification: str = "walk"
     request: Request | None = None  # for the sampling rules that a drafter may share with the target
+    seat: int = -1  # of its text on the target's device; `tokens` may be behind
+
+
+class DeviceTexts(Protocol):
+    """The texts of running requests where the target's device keeps them, each in a seat of its own."""
+
+    tokens: torch.Tensor  # (seats, width) int32
+    lengths: torch.Tensor  # (seats,) int32
+    width: int
+
+    def on_device(self, seats: Sequence[int]) -> torch.Tensor:
+        """(B,) int32"""
+        ...
+
+    def read(self, numbers: torch.Tensor) -> Callable[[], np.ndarray]:
+        """Bring numbers to the host; the answer waits for them."""
+        ...
 
 
 @dataclass
@@ -350,6 +368,7 @@ class View:
     """All requests for which one drafter is asked in one step."""
 
     requests: list[RequestView]
+    texts: DeviceTexts | None = None  # where the drafter is to draft on the target's device
     hidden: dict[int, torch.Tensor] | None = None  # target features, for drafters whose `needs` ask for them
 
 
@@ -368,6 +387,11 @@ class Segment:
     context: int
     slots: np.ndarray  # (context + entries,)
     parents: np.ndarray | None = None  # (entries,)
+    seat: int = -1  # where the device keeps the request's text, for runners that do
+    room: np.ndarray | None = (
+        None  # of a step whose place the device finds: the slots, and those behind that it may need
+    )
+    sized: int = -1  # where the mail says how many draft tokens there are; -1: all
 
     @property
     def num_new(self) -> int:

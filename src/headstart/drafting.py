@@ -13,7 +13,7 @@ import torch
 
 from headstart import tree
 from headstart.config import SpeculativeConfig
-from headstart.core import Draft, Request, RequestView, Tree, Verdict, View
+from headstart.core import DeviceTexts, Draft, Request, RequestView, Tree, Verdict, View
 from headstart.drafters import WEIGHTLESS, Drafter, Surroundings, build
 from headstart.errors import ConfigError
 from headstart.progress import note
@@ -39,15 +39,17 @@ class Drafted:
     asked: list[Asked] = field(default_factory=list)
     mail: list[tuple[Draft, list[int]]] = field(default_factory=list)  # drafts that only the device knows; for whom
 
-    def sources(self) -> tuple[dict[int, list[int]], torch.Tensor | None]:
-        """For each tree whose tokens are in the mail, where: as `Batch.source` says it; and all the mail."""
-        where: dict[int, list[int]] = {}
+    def sources(self) -> tuple[dict[int, tuple[list[int], int]], torch.Tensor | None]:
+        """For each tree whose tokens are in the mail, where, as `Batch.source` says it, and where it says how many they are
+        (-1: nowhere); and all the mail."""
+        where: dict[int, tuple[list[int], int]] = {}
         start = 0
         for draft, members in self.mail:
             assert draft.mail is not None
-            for i, a in zip(members, draft.offsets.tolist(), strict=False):
+            sizes = draft.mail.sizes
+            for j, (i, a) in enumerate(zip(members, draft.offsets.tolist(), strict=False)):
                 index = draft.mail.index[a : a + len(self.trees[i])]
-                where[i] = (-2 - start - index).tolist()
+                where[i] = (-2 - start - index).tolist(), -1 if sizes is None else start + int(sizes[j])
             start += len(draft.mail.device)
         tensors = [draft.mail.device for draft, _ in self.mail if draft.mail is not None]
         return where, torch.cat(tensors) if len(tensors) > 1 else (tensors[0] if tensors else None)
@@ -58,7 +60,10 @@ class Drafted:
             assert draft.mail is not None
             tokens = list(draft.mail.wait())
             for i, a in zip(members, draft.offsets.tolist(), strict=False):
-                self.trees[i].tokens[:] = tokens[a : a + len(self.trees[i])]
+                told = tokens[a : a + len(self.trees[i])]
+                size = next((n for n, t in enumerate(told) if t < 0), len(told))
+                self.trees[i].tokens[:] = told[:size]
+                del self.trees[i].parents[size:]
         self.mail = []
 
 
@@ -87,23 +92,30 @@ class Drafting:
         return request.speculation.verification or self.config.verification
 
     # ------------------------------------------------------------------ one step
-    def propose(self, ready: Sequence[Planned], depth: Callable[[Request], int]) -> Drafted:
-        """Ask each drafter once, for all requests that it serves."""
+    def propose(
+        self, ready: Sequence[Planned], depth: Callable[[Planned], int], texts: DeviceTexts | None = None
+    ) -> Drafted:
+        """Ask each drafter once, for all requests that it serves: for those with a seat on the device."""
         out = Drafted([Tree() for _ in ready], [""] * len(ready), [None] * len(ready))
-        groups: dict[str, list[int]] = {}
+        groups: dict[tuple[str, bool], list[int]] = {}
         for i, part in enumerate(ready):
             if part.budget and (name := self.choose(part.request)):
-                groups.setdefault(name, []).append(i)
-        for name, members in groups.items():
-            view = View([self._view(ready[i], depth(ready[i].request)) for i in members])
+                groups.setdefault((name, part.seat >= 0), []).append(i)
+        for (name, seated), members in groups.items():
+            view = View([self._view(ready[i], depth(ready[i])) for i in members], texts if seated else None)
             self._ask(Asked(name, view, members), out)
         return out
+
+    def can_draft_ahead(self, request: Request) -> bool:
+        """Can its drafter draft where the target's device keeps the texts?"""
+        name = self.choose(request)
+        return name is not None and self.drafters[name].ahead
 
     def _view(self, part: Planned, depth: int) -> RequestView:
         r = part.request
         how = self.verification(r)
         self._views[r.id] = RequestView(
-            r.id, r.tokens, len(r.prompt), part.budget, depth, r.params, r.seed, how, r
+            r.id, r.tokens, len(r.prompt), part.budget, depth, r.params, r.seed, how, r, part.seat
         )  # fmt: skip
         return self._views[r.id]
 
@@ -132,7 +144,9 @@ class Drafting:
         """Tell every drafter what became of its drafts; of requests that are over it has heard the last."""
         for asked in drafted.asked:
             alive = [(r, i) for r, i in zip(asked.view.requests, asked.members, strict=True) if r.id in self._views]
-            view = asked.view if len(alive) == len(asked.members) else View([r for r, _ in alive], asked.view.hidden)
+            view = (
+                asked.view if len(alive) == len(asked.members) else replace(asked.view, requests=[r for r, _ in alive])
+            )
             try:
                 self.drafters[asked.name].observe(
                     view, [drafted.trees[i] for _, i in alive], [verdicts[i] for _, i in alive]

@@ -5,8 +5,9 @@ reads the text.
 
 A step is *launched*, and *settled* once its verdicts are known. A runner that chooses tokens itself lets the host go in
 between. Where the next step needs nothing from this one but the chosen tokens, which the device has, it is launched first
-and this one settled while the device works: until then a placeholder stands for each token. Text is made last, also while
-the device works.
+and this one settled while the device works: until then a placeholder stands for each token. Behind drafts the host does not
+know how many tokens come either: it plans as if none were accepted, and the device moves the step on (`Texts`). Text is
+made last, also while the device works.
 """
 
 from __future__ import annotations
@@ -75,9 +76,9 @@ class Flight:
     settled: bool = False
 
     @property
-    def plain(self) -> bool:
-        """Every ready request gets exactly one token, and the device knows it."""
-        return all(self.chosen) and not any(len(t) for t in self.drafted.trees)
+    def drafted_for(self) -> dict[str, int]:
+        """How many tokens each request that is ready may accept."""
+        return {p.request.id: len(t) for p, t in zip(self.plan.ready, self.drafted.trees, strict=True)}
 
 
 class StepFailed(Exception):
@@ -108,6 +109,8 @@ class Engine:
         self.drafting = Drafting(speculative or SpeculativeConfig(), around or Surroundings(runner.vocab_size))
         self.policy: Policy = policy or make_policy(self.drafting.config, self.drafting.choose)
         self.delivery = Delivery(decode)
+        ahead = any(d.ahead for d in self.drafting.drafters.values()) and not self.policy.cuts
+        self.texts = runner.open_texts(self.max_len) if ahead else None
         self._plan = Plan()  # of the step that is being launched
         self._flight: Flight | None = None
         self._parcels: list[Parcel] = []  # settled, not delivered yet
@@ -187,19 +190,18 @@ class Engine:
         plan = self._plan = self.scheduler.plan()
         if not plan.parts:
             return None
-        if before is None:
-            self._give_budgets(plan)
+        self._seat(plan, before)
+        self._give_budgets(plan, before is not None)
         clock.lap("host")
-        drafted = self.drafting.propose(plan.ready, self._depth)
+        drafted = self.drafting.propose(plan.ready, self._depth, self.texts)
         self._cut(plan, drafted)
         self._thin(drafted)
         clock.lap("draft")
         batch, places = self._pack(plan, drafted.trees)
         chosen = self._choice(plan, drafted, batch, places) if self.runner.chooses else [False] * len(plan.ready)
-        if before is not None:
-            batch.source = _sources(plan, before)
-        elif drafted.mail:
-            batch.source, batch.mail = _mail_sources(plan, drafted, batch)
+        if before is not None or drafted.mail:
+            batch.source = _sources(plan, before, batch)
+            batch.mail = _mail_sources(plan, drafted, batch)
         clock.lap("host")
         forward = self.runner.forward(batch)
         clock.lap("target")
@@ -252,15 +254,42 @@ class Engine:
     # ------------------------------------------------------------------ one step behind another
     def _can_follow(self, flight: Flight) -> bool:
         """May the next step be launched before this one is settled? Not if it needs to know this one's tokens."""
-        if not flight.plain or not self.scheduler.all_fit():
+        if not all(flight.chosen) or not self.scheduler.all_fit(flight.drafted_for):
             return False
         if any(self._wants_prompt(p.request) for p in flight.plan.parts):
             return False
-        ready = [p.request for p in flight.plan.ready if p.request.finish_reason is None]
-        if not all(sampling.is_sure(r) and r.params.logprobs is None for r in ready):
+        drafts = zip(flight.plan.ready, flight.drafted.trees, strict=True)
+        if not all(self._is_known(p, draft) for p, draft in drafts if p.request.finish_reason is None):
             return False
+        ready = [p.request for p in flight.plan.ready if p.request.finish_reason is None]
         budgets = self.policy.budget(ready, Load(len(self.scheduler.running), len(self.scheduler.waiting), 0))
-        return not any(b and self._drafts_for(r) for b, r in zip(budgets, ready, strict=True))
+        return all(self._has_seat(r) for b, r in zip(budgets, ready, strict=True) if b and self._drafts_for(r))
+
+    def _is_known(self, part: Planned, draft: Tree) -> bool:
+        """Will the device know all that the request's next step needs? Where this one may end the text, none is to follow."""
+        r = part.request
+        if not sampling.is_sure(r) or r.params.logprobs is not None:
+            return False
+        return not len(draft) or (part.seat >= 0 and tree.is_chain(draft.parents) and len(draft) < self._depth(part))
+
+    def _can_draft_ahead(self, request: Request) -> bool:
+        """Noise belongs to a position, which the host does not know behind a draft: so only where none is needed."""
+        return self.texts is not None and request.params.greedy and self.drafting.can_draft_ahead(request)
+
+    def _has_seat(self, request: Request) -> bool:
+        return self.texts is not None and self.texts.find(request.id) >= 0
+
+    def _seat(self, plan: Plan, before: Flight | None) -> None:
+        """Give texts a place on the device where drafts are made there; what is on its way has one, or goes without."""
+        if self.texts is None:
+            return
+        more = before.drafted_for if before is not None else {}
+        for part in plan.ready:
+            r = part.request
+            if before is not None and r in before.expected:
+                part.seat, part.spare = self.texts.find(r.id), more.get(r.id, 0)
+            elif self._can_draft_ahead(r):
+                part.seat = self.texts.sit(r.id, r.tokens)
 
     def _expect(self, flight: Flight) -> None:
         """Go on as if every request had its next token."""
@@ -271,11 +300,11 @@ class Engine:
                     part.request.tokens.append(PENDING)
                 flight.expected.append(part.request)
 
-    def _give_budgets(self, plan: Plan) -> None:
-        ready = [p.request for p in plan.ready]
-        budgets = self.policy.budget(ready, self._load(plan))
-        wanted = [b if b and self._drafts_for(r) else 0 for b, r in zip(budgets, ready, strict=True)]
-        self.scheduler.reserve_drafts(plan, wanted)
+    def _give_budgets(self, plan: Plan, follows: bool) -> None:
+        """A step that follows one on its way can be drafted for on the device alone."""
+        budgets = self.policy.budget([p.request for p in plan.ready], self._load(plan))
+        able = (p.seat >= 0 if follows else self._drafts_for(p.request) for p in plan.ready)
+        self.scheduler.reserve_drafts(plan, [b if b and can else 0 for b, can in zip(budgets, able, strict=True)])
 
     def _cut(self, plan: Plan, drafted: Drafted) -> None:
         """Nodes that do not pay for their rows are not verified. What only the device knows is taken whole."""
@@ -299,12 +328,15 @@ class Engine:
             drafted.trees = [tree.first_path(t) for t in trees]
 
     def _drafts_for(self, request: Request) -> bool:
-        return self._depth(request) > 0 and self.drafting.choose(request) is not None
+        return self._left(request) > 1 and self.drafting.choose(request) is not None
 
-    def _depth(self, request: Request) -> int:
-        """Tokens that a draft could contribute before the request's own limits end it."""
-        by_length = self.max_len - len(request.tokens) - 1
-        return min(request.params.max_tokens - request.num_output - 1, by_length)
+    def _left(self, request: Request) -> int:
+        """Tokens until the request's own limits end it."""
+        return min(request.params.max_tokens - request.num_output, self.max_len - len(request.tokens))
+
+    def _depth(self, part: Planned) -> int:
+        """Tokens that a draft could contribute."""
+        return self._left(part.request) - part.spare - 1
 
     # ------------------------------------------------------------------ target forward
     def _pack(self, plan: Plan, trees: list[Tree]) -> tuple[Batch, list[Place]]:
@@ -322,8 +354,11 @@ class Engine:
             tokens += r.tokens[r.computed : base] + draft.tokens
             positions += range(r.computed, base)
             positions += [base + d - 1 for d in tree.depths(draft.parents)]
-            slots = self.pool.slots(r.id, base + len(draft))
-            segments.append(Segment(start, len(tokens), r.computed, slots, _parents(part.piece, draft)))
+            room = self.pool.slots(r.id, base + len(draft) + part.spare)
+            slots, beyond = room[: base + len(draft)], room if part.spare else None
+            segments.append(
+                Segment(start, len(tokens), r.computed, slots, _parents(part.piece, draft), part.seat, beyond)
+            )
             span = part.piece if self._wants_prompt(r) else int(part.ready)  # rows of known tokens that are asked
             places.append(Place(len(rows), span, len(rows) + span - 1))
             rows += range(start + part.piece - span, len(tokens))
@@ -418,6 +453,8 @@ class Engine:
                 parcel = self._emit(r, draft, verdict, name, forward, place.root)
                 moved = self._accept(r, verdict, len(parcel.tokens))
                 moves += [] if chosen else [moved]  # a runner that chose has moved them
+                if self.texts is not None and part.seat >= 0 and chosen:
+                    self.texts.grew(r.id, len(r.tokens))
                 grew.append(r)
                 self._parcels.append(parcel)
             elif r.id not in went_on:
@@ -427,7 +464,7 @@ class Engine:
         for r in grew:  # not before nodes have moved out of the pages that go
             if r.id not in went_on:
                 self.runner.keep(self.pool.tables[r.id].slots, r.computed)
-            self.pool.trim(r.id, len(r.tokens))
+                self.pool.trim(r.id, len(r.tokens))
         self.drafting.observe(drafted, verdicts)
         for part in flight.plan.ready:
             if part.request.finish_reason is not None and part.request.id in self.pool.tables:
@@ -492,6 +529,8 @@ class Engine:
         """A request is over: free everything that is kept for it, but the text that is still to be delivered."""
         _drop_placeholder(request)
         self.scheduler.finish(request)
+        if self.texts is not None:
+            self.texts.leave(request.id)
         request.stats.time_total = time.perf_counter() - request.arrived if request.arrived else 0.0
         self.drafting.release(request)
         self.policy.release(request)
@@ -526,24 +565,28 @@ def _drop_placeholder(request: Request) -> None:
         request.tokens.pop()
 
 
-def _sources(plan: Plan, before: Flight) -> np.ndarray:
-    """For each row of the next forward, the row of the last one that chose its token; -1 where the token is known."""
-    last = {p.request.id: s.stop - 1 for p, s in zip(before.plan.parts, before.batch.segments, strict=True) if p.ready}
-    rows: list[int] = []
-    for part in plan.parts:
-        rows += [-1] * (part.piece - 1)
-        rows.append(last[part.request.id] if part.request.tokens[-1] == PENDING else -1)
-    return np.array(rows, np.int64)
-
-
-def _mail_sources(plan: Plan, drafted: Drafted, batch: Batch) -> tuple[np.ndarray, torch.Tensor | None]:
-    """The same for drafts that only the device knows yet."""
-    where, mail = drafted.sources()
+def _sources(plan: Plan, before: Flight | None, batch: Batch) -> np.ndarray:
+    """For each row of the next forward, the row of the last one that chose its token; -1 where the token is known, or will
+    be put in with the rows' places."""
     source = np.full(len(batch.tokens), -1, np.int64)
+    if before is None:
+        return source
+    last = {p.request.id: s.stop - 1 for p, s in zip(before.plan.parts, before.batch.segments, strict=True) if p.ready}
+    for part, segment in zip(plan.parts, batch.segments, strict=True):
+        if part.request.tokens[-1] == PENDING and not part.spare:
+            source[segment.start + part.piece - 1] = last[part.request.id]
+    return source
+
+
+def _mail_sources(plan: Plan, drafted: Drafted, batch: Batch) -> torch.Tensor | None:
+    """The same for drafts that only the device knows yet. Returns the mail."""
+    where, mail = drafted.sources()
     ready = [s for p, s in zip(plan.parts, batch.segments, strict=True) if p.ready]
-    for i, places in where.items():
-        source[ready[i].stop - len(places) : ready[i].stop] = places
-    return source, mail
+    assert batch.source is not None
+    for i, (places, sized) in where.items():
+        batch.source[ready[i].stop - len(places) : ready[i].stop] = places
+        ready[i].sized = sized if places else -1
+    return mail
 
 
 def _parents(piece: int, draft: Tree) -> np.ndarray | None:

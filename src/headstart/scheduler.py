@@ -8,6 +8,7 @@ hang behind it. So prefill, decoding and resuming after a preemption are one rul
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from headstart.core import PENDING, Request
@@ -22,6 +23,8 @@ class Planned:
     piece: int
     ready: bool  # the step reaches the request's last token: it will choose the next
     budget: int = 0  # draft nodes for which there is KV
+    spare: int = 0  # tokens that the step before may have accepted, besides the one that is known to come
+    seat: int = -1  # of its text on the device
 
 
 @dataclass
@@ -56,9 +59,9 @@ class Scheduler:
         """Could a prompt of this length ever run, with room for one more token?"""
         return self.pool.pages_for(num_prompt + 1) <= self.pool.num_pages and num_prompt < self.max_len
 
-    def all_fit(self) -> bool:
-        """Can every running request have all its tokens and one more in KV, so that nobody will have to step aside?"""
-        missing = sum(self.pool.missing_pages(r.id, len(r.tokens) + 1) for r in self.running)
+    def all_fit(self, more: Mapping[str, int]) -> bool:
+        """Can every running request have all its tokens, one more, and these more in KV, so that nobody has to step aside?"""
+        missing = sum(self.pool.missing_pages(r.id, len(r.tokens) + 1 + more.get(r.id, 0)) for r in self.running)
         return missing <= self.pool.num_available
 
     def finish(self, request: Request) -> None:
@@ -146,7 +149,7 @@ class Scheduler:
         for part, wanted in zip(plan.ready, budgets, strict=True):
             r = part.request
             wanted = max(0, min(wanted, room))
-            while wanted and not self.pool.reserve(r.id, len(r.tokens) + wanted):
+            while (wanted or part.spare) and not self.pool.reserve(r.id, len(r.tokens) + part.spare + wanted):
                 wanted //= 2
             part.budget = wanted
             room -= wanted

@@ -49,6 +49,7 @@ class Drafter:
     """The contract. Only `propose` must be written."""
 
     needs = Needs()
+    ahead = False  # whether it can draft from texts on the target's device, before the host knows their last tokens
 
     def __init__(self, config: SpeculativeConfig, around: Surroundings) -> None:
         self.config, self.around = config, around

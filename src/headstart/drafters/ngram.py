@@ -1,15 +1,18 @@
 """Prompt lookup: the last few tokens stood somewhere before; propose what followed them there.
 
 An index per n-gram length maps each n-gram to the place right behind its latest occurrence. It grows by one entry per
-length and token, so a proposal costs the same at any context length.
+length and token, so a proposal costs the same at any context length. Where the target's device keeps the texts, it looks
+for itself, and nobody waits for what it finds.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from headstart.config import SpeculativeConfig
-from headstart.core import Draft, RequestView, Tree, View
+from headstart.core import PENDING, DeviceTexts, Draft, Mail, RequestView, Tree, View
 from headstart.drafters import Drafter, Surroundings
 
 
@@ -48,12 +51,45 @@ def copy_from(tokens: Sequence[int], place: int, length: int) -> list[int]:
 
 
 class NgramDrafter(Drafter):
+    ahead = True
+
     def __init__(self, config: SpeculativeConfig, around: Surroundings) -> None:
         super().__init__(config, around)
         self._indexes: dict[str, NgramIndex] = {}
 
     def propose(self, view: View) -> Draft:
+        if view.texts is not None:
+            return self._on_device(view, view.texts)
         return Draft.of([self._chain(r) for r in view.requests])
+
+    def _on_device(self, view: View, texts: DeviceTexts) -> Draft:
+        """The same drafts, found by the device that keeps the texts: by mail."""
+        from headstart.models.kernels.ahead import lookup
+
+        sizes = [self._length(r) for r in view.requests]
+        most = max(sizes)
+        draft = Draft.of([Tree.chain([PENDING] * size) for size in sizes])
+        if not most:
+            return draft
+        seats = texts.on_device([r.seat for r in view.requests])
+        found = lookup(texts, seats, self.config.prompt_lookup_min, self.config.prompt_lookup_max, most)
+        told = texts.read(found)
+        starts = np.arange(len(sizes)) * (1 + most)
+        index = [start + 1 + i for start, size in zip(starts.tolist(), sizes, strict=True) for i in range(size)]
+
+        def wait() -> list[int]:
+            rows = told().tolist()
+            return [
+                t if i < row[0] else -1 for row, n in zip(rows, sizes, strict=True) for i, t in enumerate(row[1:][:n])
+            ]
+
+        draft.mail = Mail(found.view(-1), np.array(index, np.int64), wait, starts)
+        return draft
+
+    def _length(self, r: RequestView) -> int:
+        """Tokens to draft where something is found."""
+        length = min(r.budget, r.max_depth, self.config.num_speculative_tokens)
+        return length if length >= max(1, self.config.min_draft_tokens) else 0
 
     def _chain(self, r: RequestView) -> Tree:
         index = self._indexes.get(r.id)
@@ -62,8 +98,8 @@ class NgramDrafter(Drafter):
             self._indexes[r.id] = index
         index.update(r.tokens)
         found = index.find(r.tokens)
-        length = min(r.budget, r.max_depth, self.config.num_speculative_tokens)
-        if found is None or length < max(1, self.config.min_draft_tokens):
+        length = self._length(r)
+        if found is None or not length:
             return Tree()
         place, matched = found
         chain = Tree.chain(copy_from(r.tokens, place, length))

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import contextlib
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from headstart.core import Batch, Forward
+
+if TYPE_CHECKING:
+    from headstart.models.texts import Texts
 
 
 class Runner:
@@ -50,6 +53,10 @@ class Runner:
         raise NotImplementedError
 
     # -------------------------------------------------------------- what only some need
+    def open_texts(self, max_len: int) -> Texts | None:
+        """Keep the texts of running requests on the device, so that steps can be launched ahead; None: it cannot."""
+        return None
+
     def keep(self, slots: np.ndarray, length: int) -> None:
         """Of a request's slots, only the first `length` hold something from now on."""
 

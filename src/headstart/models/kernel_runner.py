@@ -19,7 +19,7 @@ from headstart.errors import ConfigError
 from headstart.models import packing
 from headstart.models.fused import FusedModel
 from headstart.models.graphs import Budget, Capture, Graph
-from headstart.models.kernels import choose
+from headstart.models.kernels import ahead, choose
 from headstart.models.kernels.attention import DETERMINISTIC_SPLITS, Room
 from headstart.models.lean import in_family
 from headstart.models.load import position_limit
@@ -27,6 +27,7 @@ from headstart.models.packing import Shape, step_up
 from headstart.models.paged import CHUNK, Device, PagedContext
 from headstart.models.pinned import PinnedLanding, Ring
 from headstart.models.runner import TorchRunner
+from headstart.models.texts import Texts
 from headstart.progress import note, status
 
 BLOCK_SIZE = 1 << 20  # numbers in the block that graphs read; a larger batch runs without a graph
@@ -65,6 +66,7 @@ class KernelRunner(TorchRunner):
                 "(Llama, Mistral, Qwen2 and Qwen3 have, with fuse=True). Leave deterministic out."
             )
         self.graphs: dict[tuple[Shape, tuple[int, ...]], Graph | None] = {}
+        self.texts: Texts | None = None
         self.budget = Budget()
 
     def at_work(self) -> contextlib.AbstractContextManager[Any]:
@@ -94,6 +96,13 @@ class KernelRunner(TorchRunner):
         self.block = torch.zeros(BLOCK_SIZE, dtype=torch.int32, device=self.device)
         self.verdict = torch.zeros(max_segments * (18 + 2 * max_rows), dtype=torch.int32, device=self.device)
         self._out, self._back = Ring(16, 1 << 14, self.device), Ring(64, 1 << 10, self.device)
+
+    @_at_home
+    def open_texts(self, max_len: int) -> Texts:
+        """Keep the texts of running requests on the device from now on."""
+        self.texts = Texts(self.max_segments, max_len, self.device)
+        self.graphs.clear()
+        return self.texts
 
     def _allocate_kv(self, num_slots: int) -> None:
         """All layers in one tensor where they are alike, so that one launch moves slots in all of them."""
@@ -141,6 +150,7 @@ class KernelRunner(TorchRunner):
             self.block[:used].copy_(host[:used], non_blocking=True)
             self._out.mark()
             graph = self._graph(shape, batch.hidden_layers)
+            self._advance(self.block, shape, batch)
             if graph is not None:
                 graph.replay()
                 return self._forward(batch, shape, graph.logits, graph.hidden)
@@ -148,6 +158,7 @@ class KernelRunner(TorchRunner):
         else:
             block = host[:used].to(self.device, non_blocking=True)
             self._out.mark()
+            self._advance(block, shape, batch)
         if len(batch.rows) == len(batch.tokens):
             return self._forward(batch, shape, *self._run(block, shape, None, batch.hidden_layers))
         asked = packing.places(shape).on_device(block, "lines")[
@@ -203,11 +214,20 @@ class KernelRunner(TorchRunner):
             choose.choose_short(logits, asks, self.chosen, self.desk, rows, self.lenient)
         stride = 2 + shape.new
         verdict = self.verdict[: shape.segments * stride].view(shape.segments, stride)
-        choose.walk(self.chosen, tokens, get("parent"), get("root"), get("nodes"), verdict, shape.new)
+        seat = get("seat")
+        choose.walk(self.chosen, tokens, get("parent"), get("root"), get("nodes"), verdict, shape.new, seat, self.texts)
         if shape.width:
             for pool in self.pools:
                 choose.move(pool, verdict, layout, get("nodes"))
         return logits, hidden
+
+    def _advance(self, block: torch.Tensor, shape: Shape, batch: Batch) -> None:
+        """Let the device say where rows stand and how many were drafted, where the host does not know."""
+        if all(s.room is None and s.sized < 0 for s in batch.segments):
+            return
+        assert self.texts is not None
+        get = functools.partial(packing.places(shape).on_device, block)
+        ahead.advance(get, packing.layout(block, shape, self.page_size), self.mail, self.texts, shape.new)
 
     def _land(self, batch: Batch, shape: Shape) -> PinnedLanding | None:
         if batch.choice is None:
@@ -239,7 +259,7 @@ class KernelRunner(TorchRunner):
         self.synchronize()
         super().release()
         self.graphs.clear()
-        self.pools = []
+        self.pools, self.texts = [], None
         for name in ("logits", "chosen", "mail", "desk", "room", "block", "verdict", "_out", "_back"):
             self.__dict__.pop(name, None)
         if isinstance(self.lean, FusedModel):
@@ -302,7 +322,7 @@ def _cut(hidden: dict[int, torch.Tensor], batch: Batch) -> dict[int, torch.Tenso
 def _nobody(block: torch.Tensor, shape: Shape) -> None:
     """A block whose rows and segments all belong to nobody."""
     sections = packing.places(shape)
-    for name in ("slots", "at", "source", "nodes"):
+    for name in ("slots", "at", "source", "nodes", "seat", "sized"):
         sections.on_device(block, name).fill_(-1)
 
 

@@ -83,6 +83,7 @@ class Sections:
             "min_p",
         ]
         by_segment = ["start", "stop", "context", "entries", "table", "is_tree", "depth_at", "root", "nodes"]
+        by_segment += ["seat", "moves", "sized"]
         dims: dict[str, tuple[int, ...]] = {"keys": (2, t), "words": (t, w), "above": (t, s), "depths": (b * s,)}
         dims |= dict.fromkeys(by_row, (t,)) | dict.fromkeys(by_segment, (b,))
         self.places: dict[str, tuple[int, int, tuple[int, ...]]] = {}
@@ -93,7 +94,7 @@ class Sections:
             at += -(-size // 4) * 4  # 16-byte steps
         self.pages = at
         self.blank = np.zeros(at, np.int32)  # rows and segments that belong to nobody
-        for name in ("source", "slots", "at", "nodes"):
+        for name in ("source", "slots", "at", "nodes", "seat", "sized"):
             self.of(self.blank, name)[:] = -1
 
     def of(self, block: np.ndarray, name: str) -> np.ndarray:
@@ -128,7 +129,7 @@ def layout(block: torch.Tensor, shape: Shape, page_size: int) -> Layout:
 
 def size_of(shape: Shape, batch: Batch, page_size: int) -> int:
     """Numbers that this batch takes in this shape."""
-    return places(shape).pages + sum(-(-len(s.slots) // page_size) for s in batch.segments)
+    return places(shape).pages + sum(-(-len(_room(s)) // page_size) for s in batch.segments)
 
 
 def fill(block: np.ndarray, shape: Shape, batch: Batch, page_size: int) -> int:
@@ -156,14 +157,22 @@ def fill(block: np.ndarray, shape: Shape, batch: Batch, page_size: int) -> int:
     end = _fill_pages(put, block[sections.pages :], segments, page_size)
     if shape.width:
         _fill_trees(lambda name: sections.of(block, name), shape, segments)
+    if any(s.seat >= 0 for s in segments):
+        put("seat", [s.seat for s in segments])
+        put("moves", [int(s.room is not None) for s in segments])
+        put("sized", [s.sized for s in segments])
     if batch.choice is not None:
         _fill_choice(lambda name: sections.of(block, name), batch, batch.choice)
     return sections.pages + end
 
 
+def _room(segment: Segment) -> np.ndarray:
+    return segment.slots if segment.room is None else segment.room
+
+
 def _fill_pages(put: Callable[[str, Any], None], pages: np.ndarray, segments: list[Segment], page_size: int) -> int:
     """The pages of all segments, one after the other, and where each segment's begin. Returns how many there are."""
-    first = [s.slots[::page_size] for s in segments]
+    first = [_room(s)[::page_size] for s in segments]
     starts = list(itertools.accumulate((len(f) for f in first), initial=0))
     end = starts.pop()
     put("table", starts)

@@ -32,6 +32,8 @@ class StepTimes:
 
 
 class Policy(Protocol):
+    cuts: bool  # whether it looks at drafts before they are verified, so that they cannot stay on the device
+
     def budget(self, requests: Sequence[Request], load: Load) -> list[int]:
         """Most nodes for each request; without them its drafter is not asked."""
         ...

@@ -49,6 +49,8 @@ class Pace:
 
 
 class AdaptivePolicy:
+    cuts = True
+
     def __init__(self, config: SpeculativeConfig, drafter_of: Callable[[Request], str | None]) -> None:
         self.fixed, self.drafter_of = FixedPolicy(config), drafter_of
         self.costs, self.beliefs = Costs(), Beliefs()

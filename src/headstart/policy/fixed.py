@@ -12,6 +12,8 @@ from headstart.policy import Load, StepTimes
 class FixedPolicy:
     """Every request gets the configured number of nodes; a schedule (from, to, γ) caps it by batch size."""
 
+    cuts = False
+
     def __init__(self, config: SpeculativeConfig) -> None:
         self.config = config
 

@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from headstart.core import DeviceTexts
 from headstart.models.kernels.attention import Layout, _slots
 from headstart.models.kernels.launch import early_launch
 from headstart.sampling import SHORTLIST
@@ -153,8 +154,12 @@ def _short(
 
 
 @triton.jit
-def _walk(chosen, tokens, parent, root, nodes, verdict, stride, PAD: tl.constexpr, EARLY: tl.constexpr):
-    """Follow the chosen tokens down the draft: how many nodes were accepted (-1: the host decides), the bonus, the nodes."""
+def _walk(
+    chosen, tokens, parent, root, nodes, verdict, stride, seat, texts, lengths, WIDTH,
+    WRITES: tl.constexpr, PAD: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    """Follow the chosen tokens down the draft: how many nodes were accepted (-1: the host decides), the bonus, the nodes.
+    What was chosen joins the text of the segment's seat."""
     if EARLY:
         gdc_wait()
         gdc_launch_dependents()
@@ -166,16 +171,27 @@ def _walk(chosen, tokens, parent, root, nodes, verdict, stride, PAD: tl.constexp
         above = tl.load(parent + begin + 1 + node, mask=mine, other=-1)
         token = tl.load(tokens + begin + 1 + node, mask=mine, other=0)
         here, accepted = 0, 0
+        own, length = -1, 0
+        if WRITES:
+            own = tl.load(seat + segment)
+            length = tl.load(lengths + own, mask=own >= 0, other=0)
+            line = texts + own.to(tl.int64) * WIDTH + length
         want = tl.load(chosen + begin)  # -1 is no node's token, so the walk ends where nothing was chosen
         match = tl.min(tl.where(mine & (above == here) & (token == want), node, PAD), 0)
         while match < PAD:
             tl.store(verdict + segment * stride + 2 + accepted, match)
+            if WRITES:
+                tl.store(line + accepted, want, mask=(own >= 0) & (length + accepted < WIDTH))
             accepted += 1
             here = match + 1
             want = tl.load(chosen + begin + here)
             match = tl.min(tl.where(mine & (above == here) & (token == want), node, PAD), 0)
         tl.store(verdict + segment * stride, tl.where(want < 0, -1, accepted))
         tl.store(verdict + segment * stride + 1, want)
+        if WRITES:
+            grows = (own >= 0) & (want >= 0) & (length + accepted < WIDTH)
+            tl.store(line + accepted, want, mask=grows)
+            tl.store(lengths + own, length + accepted + 1, mask=grows)
 
 
 @triton.jit
@@ -257,11 +273,13 @@ def choose_short(
 
 def walk(
     chosen: torch.Tensor, tokens: torch.Tensor, parent: torch.Tensor, root: torch.Tensor, nodes: torch.Tensor,
-    verdict: torch.Tensor, most: int,
+    verdict: torch.Tensor, most: int, seat: torch.Tensor | None = None, texts: DeviceTexts | None = None,
 ) -> None:  # fmt: skip
     """verdict[b] = accepted nodes, bonus, and the nodes; segments with nodes = -1 are left alone. At most `most` nodes."""
+    kept = (seat, texts.tokens, texts.lengths, texts.width) if texts is not None else (root, root, root, 0)
     _walk[(len(root),)](
-        chosen, tokens, parent, root, nodes, verdict, verdict.stride(0), max(2, triton.next_power_of_2(most)),
+        chosen, tokens, parent, root, nodes, verdict, verdict.stride(0), *kept, texts is not None,
+        max(2, triton.next_power_of_2(most)),
         **early_launch(), num_warps=1,
     )  # fmt: skip
 
