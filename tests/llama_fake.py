@@ -115,6 +115,9 @@ class FakeContext:
         assert all(0 <= s < self.num_seqs for s in seqs), f"there are {self.num_seqs} sequences, not {seqs}"
 
     # -------------------------------------------------------------- computing
+    def decode_one(self, token: int, position: int, seq: int) -> np.ndarray:
+        return self.decode(np.array([token]), np.array([position]), [[seq]], np.array([0]))[0]
+
     def decode(
         self, tokens: np.ndarray, positions: np.ndarray, seqs: Sequence[Sequence[int]], rows: np.ndarray
     ) -> np.ndarray:

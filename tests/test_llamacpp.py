@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
 
 from headstart import LLM, ConfigError, ModelError, RequestFailed, SamplingParams
+from headstart import engine as engine_module
 from headstart.core import Batch, Segment, Tree
 from headstart.drafting import Drafted
 from headstart.engine import Engine, StepFailed, _parents
@@ -877,3 +878,92 @@ def test_the_build_refuses_what_it_does_not_know(build, tmp_path, count: int) ->
     with pytest.raises(SystemExit, match="is not as expected"):
         build.change(tmp_path)
     assert path.read_text() == text
+
+
+# ------------------------------------------------------------------ several tokens in one step
+def lone(e: Engine, **params: Any) -> Any:
+    r = request(PROMPT, eos=None, **({"max_tokens": 14} | params))
+    steps = []
+    step = e.step
+    e.step = lambda: steps.append(r.num_output) or step()  # type: ignore[method-assign]
+    out = run(e, [r])[0]
+    return r, out, steps
+
+
+PROMPT = [5, 6, 7, 8, 9]
+
+
+@pytest.fixture(autouse=True)
+def no_hurry(monkeypatch):
+    """Whether a runner runs on must not hang on how fast this machine is just now."""
+    monkeypatch.setattr(engine_module, "RUN_ON_SECONDS", 1e9)
+
+
+def plain_text(**params: Any) -> list[int]:
+    return run(torch_engine(), [request(PROMPT, eos=None, **({"max_tokens": 14} | params))])[0]
+
+
+def test_a_request_that_is_alone_runs_on_and_says_the_same(contexts) -> None:
+    e = llama()
+    r, out, steps = lone(e)
+    assert out == plain_text() and steps == [0, 1, 2, 6, 10]  # how long a token takes is known from the second step
+    assert contexts[-1].sizes == [len(PROMPT)] + [1] * 13
+    assert (r.stats.steps, r.stats.tokens, r.stats.drafted, r.stats.first_tokens) == (14, 14, 0, 1)
+
+
+@pytest.mark.parametrize("at", range(1, 9))
+def test_it_ends_with_the_token_that_ends_it(at: int, contexts) -> None:
+    stop = plain_text()[at]
+    r, out, _ = lone(llama(), stop_token_ids=[stop])
+    end = plain_text().index(stop) + 1
+    assert out == plain_text()[:end] and r.finish_reason == "stop"
+    assert sum(contexts[-1].sizes) == len(PROMPT) + end - 1, "nothing was computed behind the end"
+
+
+@pytest.mark.parametrize(
+    "params",
+    [dict(temperature=1.0), dict(logprobs=0), dict(logit_bias={3: 2.0}), dict(repetition_penalty=1.2)],
+    ids=str,
+)
+def test_whoever_needs_a_look_at_each_token_gets_it(params: dict) -> None:
+    _, out, steps = lone(llama(), **params)
+    assert out == plain_text(**params) and len(steps) == 14
+
+
+def test_nobody_waits_while_another_runs_on(contexts) -> None:
+    e = llama()
+    rs = [request(PROMPT, eos=None, max_tokens=9), request([9, 8, 7], eos=None, max_tokens=9)]
+    assert run(e, rs) == run(torch_engine(), [request(r.prompt, eos=None, max_tokens=9) for r in rs])
+    assert contexts[-1].sizes == [len(PROMPT) + 3] + [2] * 8
+
+
+def test_a_slow_model_tells_each_token(monkeypatch) -> None:
+    monkeypatch.setattr(engine_module, "RUN_ON_SECONDS", 0.0)
+    assert len(lone(llama())[2]) == 14
+
+
+@pytest.mark.parametrize("policy", ["fixed", "adaptive"])
+def test_drafters_are_still_asked(policy: str) -> None:
+    """Under `fixed` before each token; under `adaptive` every so often, once drafts do not pay."""
+    e = llama({"method": "ngram", "prompt_lookup_min": 1, "policy": policy})
+    r, out, steps = lone(e, max_tokens=40)
+    assert out == plain_text(max_tokens=40)
+    assert policy == "adaptive" or (r.stats.drafted > 0 and len(steps) == r.stats.steps)
+
+
+def test_a_run_that_breaks_fails_its_request_and_leaves_nothing_behind(contexts) -> None:
+    e = llama()
+    r = request(PROMPT, eos=None, max_tokens=14)
+    e.add(r)
+    e.step()
+    contexts[-1].breaks = "after"
+    with pytest.raises(StepFailed):
+        e.step()
+    e.abort(r)
+    assert e.pool.num_used == 0
+    assert run(e, [request(PROMPT, eos=None, max_tokens=14)]) == [plain_text()]
+
+
+def test_little_memory_for_a_run(contexts) -> None:
+    e = llama(pages=4, max_len=15)
+    assert lone(e)[1] == plain_text()[:10]

@@ -456,6 +456,10 @@ class Batch:
     source: np.ndarray | None = None  # (T,) where a token is that the host does not know
     mail: torch.Tensor | None = None  # (M,) int32, tokens on the device
     choice: Choice | None = None  # for runners that choose tokens themselves
+    stops: frozenset[int] | None = (
+        None  # for runners that run on: the last tokens are PENDING, each the likeliest after
+    )
+    # the one before it, up to one of these
 
     @property
     def write_slots(self) -> np.ndarray:
@@ -478,14 +482,15 @@ class Landing(Protocol):
 class Forward:
     """What a runner returns: lines of logits, and the hidden states asked for, each (T, hidden size).
 
-    `rows` says which lines were asked, where more were computed. `landing` comes from runners that choose themselves. Tensors
-    may be overwritten by the runner's next forward.
+    `rows` says which lines were asked, where more were computed. `landing` comes from runners that choose themselves, `ran`
+    from those that ran on. Tensors may be overwritten by the runner's next forward.
     """
 
     lines: torch.Tensor
     hidden: dict[int, torch.Tensor] = field(default_factory=dict)
     rows: np.ndarray | slice | None = None
     landing: Landing | None = None
+    ran: list[int] | None = None  # the tokens that were chosen, where the runner ran on
 
     @functools.cached_property
     def logits(self) -> torch.Tensor:

@@ -33,6 +33,9 @@ from headstart.policy import Load, Policy, StepTimes
 from headstart.policy.choose import make_policy
 from headstart.scheduler import Plan, Planned, Scheduler
 
+RUN_ON = 4  # tokens that a runner may choose in one step for a request that is alone,
+RUN_ON_SECONDS = 0.04  # and how long that may take
+
 
 class Clock:
     """Laps of one step. With `wait`, the device is waited for, so that a lap shows its own work."""
@@ -116,6 +119,7 @@ class Engine:
         self._parcels: list[Parcel] = []  # settled, not delivered yet
         self._landed = 0.0  # when the last forward was seen to be over
         self._settled = 0.0  # when the last step was
+        self._pace = 0.0  # seconds of the last forward of one row, with all that surrounds it
         self._wait = runner.synchronize if config.profile else None
 
     # ------------------------------------------------------------------ coming and going
@@ -197,7 +201,9 @@ class Engine:
         self._cut(plan, drafted)
         self._thin(drafted)
         clock.lap("draft")
+        stops = self._run_on(plan, drafted)
         batch, places = self._pack(plan, drafted.trees)
+        batch.stops = stops
         chosen = self._choice(plan, drafted, batch, places) if self.runner.chooses else [False] * len(plan.ready)
         if before is not None or drafted.mail:
             batch.source = _sources(plan, before, batch)
@@ -217,6 +223,8 @@ class Engine:
             flight.forward.landing.verdicts()  # waits for the device
             self._landed = flight.clock.lap("target", since=self._landed)
         flight.drafted.open_mail()
+        if flight.forward.ran is not None:
+            flight.drafted.trees = [Tree()]
         verdicts = self._verify(flight)
         flight.clock.lap("verify")
         self._commit(flight, verdicts)
@@ -318,6 +326,25 @@ class Engine:
     def _load(self, plan: Plan) -> Load:
         return Load(len(self.scheduler.running), len(self.scheduler.waiting), plan.num_prefill_tokens)
 
+    def _run_on(self, plan: Plan, drafted: Drafted) -> frozenset[int] | None:
+        """Let the runner choose some tokens in one step, where nobody waits for a turn and nothing is drafted: what surrounds
+        a forward is then paid once. Returns what ends it."""
+        if not self.runner.runs_on or len(plan.parts) > 1 or len(self.scheduler.running) > 1 or self.scheduler.waiting:
+            return None
+        (part,) = plan.parts
+        r, count = part.request, min(RUN_ON, int(RUN_ON_SECONDS / self._pace)) if self._pace else 0
+        if part.piece > 1 or not part.ready or not r.num_output or len(drafted.trees[0]):
+            return None
+        if not r.params.greedy or r.params.stop or r.params.logprobs is not None or not sampling.can_ask(r):
+            return None
+        more = min(count, self._left(r)) - 1
+        if more < 1 or (self._drafts_for(r) and not self.policy.is_quiet(r)):
+            return None
+        if not self.pool.reserve(r.id, len(r.tokens) + more):
+            return None
+        drafted.trees = [Tree.chain([PENDING] * more)]
+        return r.stop_ids
+
     def _thin(self, drafted: Drafted) -> None:
         """Trees become chains where the runner would rather have them, or cannot take so many paths."""
         runner, trees = self.runner, drafted.trees
@@ -400,6 +427,8 @@ class Engine:
     def _verify(self, flight: Flight) -> list[Verdict]:
         """One verdict for each ready part: the runner's own where it chose, the others by rejection or a walk here."""
         landing, forward, drafted = flight.forward.landing, flight.forward, flight.drafted
+        if forward.ran is not None:
+            return [Verdict([], forward.ran[-1])]
         told = landing.verdicts() if landing is not None else [None] * len(flight.places)
         ready = [(p, x, v) for p, x, v in zip(flight.plan.parts, flight.places, told, strict=True) if p.ready]
         flight.chosen = [v is not None for _, _, v in ready]
@@ -449,7 +478,10 @@ class Engine:
                 continue
             if self._wants_prompt(r):
                 self._prompt_logprobs(part, forward.logits[place.first : place.first + place.span])
-            if part.ready:
+            if forward.ran is not None:
+                self._parcels.append(self._emit_run(r, forward.ran))
+                grew.append(r)
+            elif part.ready:
                 parcel = self._emit(r, draft, verdict, name, forward, place.root)
                 moved = self._accept(r, verdict, len(parcel.tokens))
                 moves += [] if chosen else [moved]  # a runner that chose has moved them
@@ -467,8 +499,10 @@ class Engine:
                 self.pool.trim(r.id, len(r.tokens))
         self.drafting.observe(drafted, verdicts)
         for part in flight.plan.ready:
-            if part.request.finish_reason is not None and part.request.id in self.pool.tables:
-                self._leave(part.request)
+            r = part.request
+            if r.finish_reason is not None and r.id in self.pool.tables:
+                self.pool.seal(r.id, r.tokens, r.computed)  # for whoever goes on from here
+                self._leave(r)
 
     def _accept(self, request: Request, verdict: Verdict, num_new: int) -> tuple[np.ndarray, np.ndarray]:
         """Which slots move so that the accepted nodes stand in line."""
@@ -492,6 +526,14 @@ class Engine:
             at = [root, *(root + 1 + n for n in verdict.accepted)][:kept]
             request.logprobs += sampling.logprobs(forward.logits[at], new, request.params.logprobs)
         return Parcel(request, new, [i < len(verdict.accepted) for i in range(kept)], request.finish_reason)
+
+    def _emit_run(self, request: Request, ran: list[int]) -> Parcel:
+        """The same for tokens that the runner chose one after the other: as many steps of one token."""
+        kept = self._append(request, ran)
+        request.computed = len(request.tokens) - 1
+        request.stats.tokens += kept
+        request.stats.steps += kept
+        return Parcel(request, ran[:kept], [False] * kept, request.finish_reason)
 
     def _append(self, request: Request, new: list[int]) -> int:
         """Tokens join the text, up to the first that ends it. Returns how many did."""
@@ -547,8 +589,11 @@ class Engine:
         now = time.perf_counter()
         period = now - max(flight.clock.began, self._settled)
         self._settled = now
-        rows, prefill = len(flight.batch.tokens), flight.plan.num_prefill_tokens
-        times = StepTimes(laps["draft"], laps["target"], laps["verify"], laps["host"], rows, prefill, period)
+        ran = len(flight.forward.ran or ())
+        rows, prefill = 1 if ran else len(flight.batch.tokens), flight.plan.num_prefill_tokens
+        target, around = laps["target"] / max(1, ran), period - laps["target"]
+        self._pace = target + around if rows == 1 else self._pace
+        times = StepTimes(laps["draft"], target, laps["verify"], laps["host"], rows, prefill, target + around)
         self.policy.learn(times, [p.request for p in flight.plan.ready], verdicts)
 
     def check_integrity(self) -> None:

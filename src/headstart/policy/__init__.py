@@ -38,6 +38,10 @@ class Policy(Protocol):
         """Most nodes for each request; without them its drafter is not asked."""
         ...
 
+    def is_quiet(self, request: Request) -> bool:
+        """May this request go on for some tokens before its drafter is asked again?"""
+        ...
+
     def keep(
         self, requests: Sequence[Request], names: Sequence[str], trees: Sequence[Tree], load: Load
     ) -> list[list[int]] | None:

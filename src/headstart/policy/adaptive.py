@@ -93,6 +93,10 @@ class AdaptivePolicy:
         seconds = self.costs.span(company, most + 1) + self._around[False].value + depth * self._per_token.value
         return _first_good(tokens / seconds)
 
+    def is_quiet(self, request: Request) -> bool:
+        pace = self._paces.get(request.id)
+        return pace is not None and pace.quiet >= QUIET
+
     # ------------------------------------------------------------------ with drafts
     def keep(
         self, requests: Sequence[Request], names: Sequence[str], trees: Sequence[Tree], load: Load

@@ -30,6 +30,9 @@ class FixedPolicy:
             return 0
         return nodes if own.max_tokens is None else min(nodes, own.max_tokens)
 
+    def is_quiet(self, request: Request) -> bool:
+        return False
+
     def keep(
         self, requests: Sequence[Request], names: Sequence[str], trees: Sequence[Tree], load: Load
     ) -> list[list[int]] | None:

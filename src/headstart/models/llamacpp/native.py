@@ -173,11 +173,26 @@ class LlamaContext:
             self._seqs[i, : len(own)] = own
         self._wanted[:count] = 0
         self._wanted[rows] = 1
+        self._compute(count)
+        return self._logits(len(rows))
+
+    def decode_one(self, token: int, position: int, seq: int) -> np.ndarray:
+        """The same for one token of one sequence: (V,) logits."""
+        self.tokens[0], self.positions[0], self._counts[0], self._seqs[0, 0], self._wanted[0] = (
+            token,
+            position,
+            1,
+            seq,
+            1,
+        )
+        self._compute(1)
+        return self._logits(1)[0]
+
+    def _compute(self, count: int) -> None:
         self._batch.n_tokens = count
         code = self.lib.llama_decode(self.context, self._batch)
         if code:
             raise RuntimeError(f"llama.cpp could not compute the batch (code {code}: {_why()})")
-        return self._logits(len(rows))
 
     def _logits(self, count: int) -> np.ndarray:
         """A view of llama.cpp's own buffer, in which the asked rows stand one after the other."""

@@ -19,6 +19,7 @@ PATHS = 64  # most leaves of the trees of one forward
 class LlamaRunner(Runner):
     max_texts = KEPT_TEXTS
     most_paths = PATHS
+    runs_on = True
     prefers_chains = True  # a row costs nearly as much as a token, and the cells of a tree stay out of order
     usual_slots = 32768  # llama.cpp writes to all of its KV at start
 
@@ -55,6 +56,8 @@ class LlamaRunner(Runner):
         for segment in batch.segments:
             self.seqs.forget(segment.slots[len(segment.slots) - segment.num_new :].tolist())
         try:
+            if batch.stops is not None:
+                return self._run_on(self.context, batch, batch.stops)
             for segment in batch.segments:
                 rows += self._chain(segment) if segment.parents is None else self._tree(segment)
             logits = self.context.decode(batch.tokens, batch.positions, rows, batch.rows)
@@ -65,6 +68,20 @@ class LlamaRunner(Runner):
         finally:
             self.seqs.end()
         return Forward(torch.from_numpy(logits))
+
+    def _run_on(self, context: LlamaContext, batch: Batch, stops: frozenset[int]) -> Forward:
+        """The known token of one text, and the likeliest ones after it."""
+        (segment,) = batch.segments
+        seq = self.seqs.open(segment.slots[: segment.context])
+        token, ran = int(batch.tokens[0]), []
+        for position, slot in enumerate(segment.slots[segment.context :].tolist(), segment.context):
+            self.seqs.write([seq], slot)
+            logits = context.decode_one(token, position, seq)
+            token = int(logits.argmax())
+            ran.append(token)
+            if token in stops:
+                break
+        return Forward(torch.from_numpy(logits)[None], ran=ran)
 
     def _chain(self, segment: Segment) -> list[list[int]]:
         """The sequences of each row."""
