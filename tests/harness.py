@@ -16,16 +16,24 @@ from headstart.models.runners import make_runner
 
 
 def engine(
-    model: Any, speculative: Any = None, draft: Any = None, pages: int = 400, max_len: int = 500, **config: Any
+    model: Any,
+    speculative: Any = None,
+    draft: Any = None,
+    pages: int = 400,
+    max_len: int = 500,
+    head: Any = None,
+    **config: Any,
 ) -> Engine:
     """An engine without tokenizer around a model in memory."""
     spec, _ = parse_speculative(speculative)
     how = {name: config.pop(name) for name in ("fuse", "deterministic") if name in config}
     runner = model if isinstance(model, TorchRunner) else make_runner(model, **how)
-    extras = {"draft_model": Loaded("draft", draft, None, frozenset(), 512, 211)} if draft is not None else {}
+    extras: dict[str, Any] = {"head": head} if head is not None else {}
+    if draft is not None:
+        extras["draft_model"] = Loaded("draft", draft, None, frozenset(), 512, 211)
     around = Surroundings(
         runner.vocab_size, device=str(runner.device), max_num_seqs=8, max_model_len=max_len, page_size=4, extras=extras,
-        takes_mail=runner.chooses,
+        takes_mail=runner.chooses, hidden_states=runner.hidden_states,
     )  # fmt: skip
     options = {"max_num_seqs": 8, "max_batch_tokens": 64, "page_size": 4} | config
     return Engine(runner, EngineConfig(**options), max_len, pages, spec, around)

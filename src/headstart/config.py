@@ -109,7 +109,7 @@ class SpeculativeConfig:
         """Largest draft tree of one request."""
         if self.num_draft_nodes is not None:
             return self.num_draft_nodes
-        return self.num_speculative_tokens * (4 if self.tree and self.method == "draft_model" else 1)
+        return self.num_speculative_tokens * (4 if self.tree and self.method in ("draft_model", *HEADS) else 1)
 
 
 def _text_or_none(value: Any) -> bool:
@@ -172,7 +172,10 @@ OWN_OPTIONS = {  # options that only some methods read
     ),
 }  # fmt: skip
 TREE_OPTIONS = ("top_k", "max_branches", "p_split")
-LATER = ("eagle", "eagle3", "medusa", "mlp_speculator", "mtp", "dflash", "dspark")
+HEADS = ("eagle3", "eagle", "medusa", "mlp_speculator", "mtp")  # that draft from the target's hidden states
+LATER = ("dflash", "dspark")
+_GROWING = ("model", "tree", "top_k", "max_branches", "min_draft_tokens", "p_min", "p_split", "draft_sample_method")
+OWN_OPTIONS |= dict.fromkeys(HEADS, _GROWING)
 
 
 def parse_speculative(value: Any) -> tuple[SpeculativeConfig, list[str]]:
@@ -255,7 +258,9 @@ def _complete(out: dict[str, Any]) -> dict[str, Any]:
         return out
     out["method"] = METHOD_ALIASES.get(method, method)
     if out["method"] in LATER:
-        raise ConfigError(f"method {method!r} is not available yet; ngram, suffix and draft_model are.")
+        raise ConfigError(
+            f"method {method!r} is not available yet; ngram, suffix, draft_model and {', '.join(HEADS)} are."
+        )
     if out["method"] == "suffix" or out.get("policy") == "adaptive":  # its length is chosen, so the bound can be wide
         out.setdefault("num_speculative_tokens", WIDE_TOKENS)
     shortest, longest = out.get("prompt_lookup_min"), out.get("prompt_lookup_max")

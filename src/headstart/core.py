@@ -345,6 +345,7 @@ class RequestView:
     verification: str = "walk"
     request: Request | None = None  # for the sampling rules that a drafter may share with the target
     seat: int = -1  # of its text on the target's device; `tokens` may be behind
+    slots: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))  # of what lies in the target's KV
 
 
 class DeviceTexts(Protocol):
@@ -364,12 +365,26 @@ class DeviceTexts(Protocol):
 
 
 @dataclass
+class Reading:
+    """What the target computed of one request in a step: its tokens [start, start + len(rows)), which lie in KV now."""
+
+    id: str
+    tokens: Sequence[int]  # the whole text; the token behind those that were computed is known
+    start: int
+    rows: list[int]  # of the forward's hidden states, one for each token
+    slots: np.ndarray  # of the text, up to there
+
+    def last(self) -> Reading:
+        """Its last token alone."""
+        return Reading(self.id, self.tokens, self.start + len(self.rows) - 1, self.rows[-1:], self.slots)
+
+
+@dataclass
 class View:
     """All requests for which one drafter is asked in one step."""
 
     requests: list[RequestView]
     texts: DeviceTexts | None = None  # where the drafter is to draft on the target's device
-    hidden: dict[int, torch.Tensor] | None = None  # target features, for drafters whose `needs` ask for them
 
 
 @dataclass

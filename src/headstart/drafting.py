@@ -6,14 +6,15 @@ said, and a drafter that raises leaves its requests to go on without drafts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+import numpy as np
 import torch
 
 from headstart import tree
 from headstart.config import SpeculativeConfig
-from headstart.core import DeviceTexts, Draft, Request, RequestView, Tree, Verdict, View
+from headstart.core import DeviceTexts, Draft, Reading, Request, RequestView, Tree, Verdict, View
 from headstart.drafters import WEIGHTLESS, Drafter, Surroundings, build
 from headstart.errors import ConfigError
 from headstart.progress import note
@@ -88,12 +89,21 @@ class Drafting:
             self.drafters[name] = build(replace(self.config, method=name), self.around)  # type: ignore[assignment]
         return name
 
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """Hidden states that drafters ask of the target."""
+        return tuple(sorted({layer for d in self.drafters.values() for layer in d.needs.hidden_layers}))
+
     def verification(self, request: Request) -> str:
         return request.speculation.verification or self.config.verification
 
     # ------------------------------------------------------------------ one step
     def propose(
-        self, ready: Sequence[Planned], depth: Callable[[Planned], int], texts: DeviceTexts | None = None
+        self,
+        ready: Sequence[Planned],
+        depth: Callable[[Planned], int],
+        texts: DeviceTexts | None = None,
+        slots: Callable[[Request], np.ndarray] | None = None,
     ) -> Drafted:
         """Ask each drafter once, for all requests that it serves: for those with a seat on the device."""
         out = Drafted([Tree() for _ in ready], [""] * len(ready), [None] * len(ready))
@@ -103,6 +113,9 @@ class Drafting:
                 groups.setdefault((name, part.seat >= 0), []).append(i)
         for (name, seated), members in groups.items():
             view = View([self._view(ready[i], depth(ready[i])) for i in members], texts if seated else None)
+            if slots is not None and self.drafters[name].needs.hidden_layers:
+                for i, r in zip(members, view.requests, strict=True):
+                    r.slots = slots(ready[i].request)
             self._ask(Asked(name, view, members), out)
         return out
 
@@ -153,6 +166,21 @@ class Drafting:
                 )
             except Exception as error:
                 self._drop(asked.name, view.requests, f"failed on a verdict: {error!r}")
+
+    def read(self, readings: Sequence[tuple[Planned, Reading]], hidden: Mapping[int, torch.Tensor]) -> None:
+        """Hand each drafter that asks for hidden states what the target computed of its requests."""
+        for name, drafter in self.drafters.items():
+            own = [(p, r) for p, r in readings if self.choose(p.request) == name] if drafter.needs.hidden_layers else []
+            if not own:
+                continue
+            for part, _ in own:
+                if part.request.id not in self._views:
+                    self._view(part, 0)
+            try:
+                drafter.read([r for _, r in own], hidden)
+            except Exception as error:
+                views = [self._views[p.request.id] for p, _ in own]
+                self._drop(name, views, f"failed on hidden states: {error!r}")
 
     # ------------------------------------------------------------------ leaving
     def release(self, request: Request) -> None:

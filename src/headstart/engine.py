@@ -21,7 +21,7 @@ import torch
 
 from headstart import sampling, tree, verify
 from headstart.config import EngineConfig, SpeculativeConfig
-from headstart.core import PENDING, Batch, Choice, Chunk, Forward, Request, Segment, Tree, Verdict
+from headstart.core import PENDING, Batch, Choice, Chunk, Forward, Reading, Request, Segment, Tree, Verdict
 from headstart.delivery import Decode, Delivery, Parcel
 from headstart.drafters import Surroundings
 from headstart.drafting import Drafted, Drafting
@@ -112,6 +112,8 @@ class Engine:
         self.drafting = Drafting(speculative or SpeculativeConfig(), around or Surroundings(runner.vocab_size))
         self.policy: Policy = policy or make_policy(self.drafting.config, self.drafting.choose)
         self.delivery = Delivery(decode)
+        for drafter in self.drafting.drafters.values():
+            drafter.allocate(self.pool.num_slots)
         ahead = any(d.ahead for d in self.drafting.drafters.values()) and not self.policy.cuts
         self.texts = runner.open_texts(self.max_len) if ahead else None
         self._plan = Plan()  # of the step that is being launched
@@ -197,13 +199,13 @@ class Engine:
         self._seat(plan, before)
         self._give_budgets(plan, before is not None)
         clock.lap("host")
-        drafted = self.drafting.propose(plan.ready, self._depth, self.texts)
+        drafted = self.drafting.propose(plan.ready, self._depth, self.texts, self._slots)
         self._cut(plan, drafted)
         self._thin(drafted)
         clock.lap("draft")
         stops = self._run_on(plan, drafted)
         batch, places = self._pack(plan, drafted.trees)
-        batch.stops = stops
+        batch.stops, batch.hidden_layers = stops, self.drafting.taps
         chosen = self._choice(plan, drafted, batch, places) if self.runner.chooses else [False] * len(plan.ready)
         if before is not None or drafted.mail:
             batch.source = _sources(plan, before, batch)
@@ -262,7 +264,7 @@ class Engine:
     # ------------------------------------------------------------------ one step behind another
     def _can_follow(self, flight: Flight) -> bool:
         """May the next step be launched before this one is settled? Not if it needs to know this one's tokens."""
-        if not all(flight.chosen) or not self.scheduler.all_fit(flight.drafted_for):
+        if not all(flight.chosen) or flight.batch.hidden_layers or not self.scheduler.all_fit(flight.drafted_for):
             return False
         if any(self._wants_prompt(p.request) for p in flight.plan.parts):
             return False
@@ -497,12 +499,28 @@ class Engine:
             if r.id not in went_on:
                 self.runner.keep(self.pool.tables[r.id].slots, r.computed)
                 self.pool.trim(r.id, len(r.tokens))
+        if flight.batch.hidden_layers:
+            self.drafting.read(self._readings(flight, verdicts), forward.hidden)
         self.drafting.observe(drafted, verdicts)
         for part in flight.plan.ready:
             r = part.request
             if r.finish_reason is not None and r.id in self.pool.tables:
                 self.pool.seal(r.id, r.tokens, r.computed)  # for whoever goes on from here
                 self._leave(r)
+
+    def _readings(self, flight: Flight, verdicts: list[Verdict]) -> list[tuple[Planned, Reading]]:
+        """Which rows of the forward stand for what lies in KV now."""
+        out, ready = [], iter(verdicts)
+        for part, segment in zip(flight.plan.parts, flight.batch.segments, strict=True):
+            r, accepted = part.request, next(ready).accepted if part.ready else []
+            if r.finish_reason is None:
+                root = segment.start + part.piece
+                rows = [*range(segment.start, root), *(root + n for n in accepted)]
+                out.append((part, Reading(r.id, r.tokens, segment.context, rows, self._slots(r))))
+        return out
+
+    def _slots(self, request: Request) -> np.ndarray:
+        return self.pool.slots(request.id, request.computed)
 
     def _accept(self, request: Request, verdict: Verdict, num_new: int) -> tuple[np.ndarray, np.ndarray]:
         """Which slots move so that the accepted nodes stand in line."""

@@ -65,20 +65,28 @@ def log_probabilities(logits: torch.Tensor, rows: Sequence[Row]) -> torch.Tensor
     return out
 
 
-def top_scores(logits: torch.Tensor, rows: Sequence[Row], k: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def top_scores(
+    logits: torch.Tensor, rows: Sequence[Row], k: int, ids: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """For drafters: the k best tokens of each row by log q + g (by log q when greedy), and their confidence.
 
-    Returns tokens (R, k), confidence (R, k) = softmax of the ranked scores, and log q (R, V) before noise.
+    Returns tokens (R, k), confidence (R, k) = softmax of the ranked scores, and log q (R, V) before noise. `ids` (V,): the
+    tokens that the columns stand for, where these are not the whole vocabulary; then rows must be such as `is_sure` says.
     """
-    logq = torch.stack([_log_p(x[None], r) for x, r in zip(adjust(logits, rows), rows, strict=True)])
     noisy = [i for i, r in enumerate(rows) if not r.request.params.greedy]
+    logits = logits if ids is not None else adjust(logits, rows)
+    if noisy:
+        logq = torch.stack([_log_p(x[None], r) for x, r in zip(logits, rows, strict=True)])
+    else:
+        logq = logits.log_softmax(-1)
     scores = logq
     if noisy:
         scores = logq.clone()
-        tokens = torch.arange(logq.shape[1], device=logq.device)
+        tokens = torch.arange(logq.shape[1], device=logq.device) if ids is None else ids
         scores[noisy] += gumbel(_keys([rows[i] for i in noisy], logq.device), tokens)
     best = scores.topk(min(k, scores.shape[1]), dim=-1)
-    return best.indices, (best.values - scores.logsumexp(-1, keepdim=True)).exp(), logq
+    found = best.indices if ids is None else ids[best.indices]
+    return found, (best.values - scores.logsumexp(-1, keepdim=True)).exp(), logq
 
 
 def _log_p(x: torch.Tensor, row: Row) -> torch.Tensor:

@@ -11,20 +11,23 @@ A drafter of your own is a class with `propose`; register it by name, or name it
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from headstart.config import SpeculativeConfig
-from headstart.core import Draft, RequestView, Tree, Verdict, View
+from headstart.config import HEADS, SpeculativeConfig
+from headstart.core import Draft, Reading, RequestView, Tree, Verdict, View
 from headstart.errors import ConfigError, nearest
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True)
 class Needs:
     """What a drafter asks of the engine besides tokens."""
 
-    hidden_layers: tuple[int, ...] = ()  # of the target
+    hidden_layers: tuple[int, ...] = ()  # of the target, as transformers counts them; handed to `read`
     own_kv: bool = False
 
 
@@ -41,6 +44,7 @@ class Surroundings:
     page_size: int = 16
     fuse: bool = True  # whether a model of its own may take the lean forward
     kernels: bool = True  # and run through the GPU kernels
+    hidden_states: bool = True  # whether the target's runner has them
     takes_mail: bool = False  # the target reads draft tokens from this device, so that nobody needs to wait for them
     extras: dict[str, Any] = field(default_factory=dict)  # "draft_model": a loaded one
 
@@ -61,6 +65,12 @@ class Drafter:
     def observe(self, view: View, trees: list[Tree], verdicts: list[Verdict]) -> None:
         """What became of the drafts of this view. The requests' tokens already include the verdict's."""
 
+    def read(self, readings: Sequence[Reading], hidden: Mapping[int, torch.Tensor]) -> None:
+        """What the target computed in this step, with the hidden states that `needs` asks for; valid during this call."""
+
+    def allocate(self, num_slots: int) -> None:
+        """The target's KV has so many slots."""
+
     def release(self, request: RequestView) -> None:
         """The request is over: forget it. Its tokens are final."""
 
@@ -75,6 +85,7 @@ class Drafter:
 Factory = Callable[[SpeculativeConfig, Surroundings], Drafter]
 _factories: dict[str, Factory] = {}
 BUILT_IN = {"ngram": "ngram:NgramDrafter", "suffix": "suffix:SuffixDrafter", "draft_model": "model:ModelDrafter"}
+BUILT_IN |= dict.fromkeys(HEADS, "heads:HeadDrafter")
 WEIGHTLESS = ("ngram", "suffix")  # a request may ask for these at any time
 
 
@@ -93,8 +104,10 @@ def build(config: SpeculativeConfig, around: Surroundings) -> Drafter | None:
     if config.method == "none":
         return None
     drafter = find(config)(config, around)
-    if drafter.needs.hidden_layers:
-        raise ConfigError(f"{config.method!r} asks for hidden states of the target, which are not handed out yet.")
+    if drafter.needs.hidden_layers and not around.hidden_states:
+        raise ConfigError(
+            f"{config.method!r} needs hidden states of the target, which this runner has not: use runner='torch'."
+        )
     return drafter
 
 

@@ -1,23 +1,18 @@
-"""A small model drafts for a large one: its own KV pool, chains or trees grown by path probability, any vocabulary.
+"""A small model drafts for a large one: its own KV pool, chains or trees, any vocabulary.
 
 A proposal has two parts. *Catch up*: the draft model computes what the target has committed since it last looked; KV
-is reused as far as tokens agree. *Grow*: level by level, one forward for the frontier of all requests together. A
-node's value is the product of confidences on its path; the best nodes are expanded next, and in the end the best of all
-fill the budget.
+is reused as far as tokens agree. *Grow*: level by level, one forward for the frontier of all requests together
+(`growing`).
 
 Where the runner chooses tokens itself and the draft is a chain, no forward waits for the one before: each takes its token on
 the device, and the host waits once, at the end.
-
-Under the walk, candidates are ranked by log q + g with the request's own noise, so they agree with the target far more
-often than independent samples. Under rejection, children are drawn from q without replacement with noise of their own,
-and how many are drawn is decided before their tokens are known: a choice that depended on them would bias the text.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Set
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -39,39 +34,19 @@ from headstart.core import (
     Verdict,
     View,
 )
-from headstart.drafters import Drafter, Needs, Surroundings
+from headstart.drafters import Needs, Surroundings
+from headstart.drafters.growing import GrowingDrafter, Growth, frontier_shape, unpack
 from headstart.errors import ConfigError
 from headstart.kv import KVPool
 from headstart.models import vocab
 from headstart.models.load import Loaded
 from headstart.models.runners import make_runner
-from headstart.noise import derive_seed
 from headstart.progress import note
-from headstart.sampling import Row, ask, can_ask, top_scores
-from headstart.tree import best_nodes, depths, path, select
+from headstart.sampling import Row, ask, can_ask
 
 MAX_BATCH_TOKENS = 512
 MOST_QUEUED = 48  # forwards of one chain that may be on their way at once
 TAIL = 8  # target tokens re-read when a text draft is put into the target's tokens
-
-
-@dataclass
-class Growth:
-    """One request's draft while it grows."""
-
-    view: RequestView
-    context: list[int]  # in the draft's vocabulary
-    rule: Request  # whose parameters and noise rank the candidates
-    depth: int
-    length: int  # tokens that the request had
-    samples: bool  # children are drawn from q, not ranked
-    computed: int = 0
-    tree: Tree = field(default_factory=Tree)
-    values: list[float] = field(default_factory=list)
-    frontier: list[int] = field(default_factory=list)  # nodes whose children come next; -1 is the root
-    expanded: list[int] = field(default_factory=list)  # nodes whose KV is computed, in slot order
-    draft_tokens: list[int] = field(default_factory=list)  # each node's token in the draft's vocabulary
-    logits: torch.Tensor | None = None  # (frontier, V) over the target's vocabulary
 
 
 @dataclass
@@ -94,7 +69,7 @@ class Memory:
     growth: Growth | None = None  # of the last proposal
 
 
-class ModelDrafter(Drafter):
+class ModelDrafter(GrowingDrafter):
     needs = Needs(own_kv=True)
 
     def __init__(self, config: SpeculativeConfig, around: Surroundings) -> None:
@@ -108,9 +83,6 @@ class ModelDrafter(Drafter):
             raise ConfigError("tree drafts need a draft model whose tokens can be mapped one by one; leave out 'tree'.")
         self.pool = KVPool(self._num_pages(), around.page_size, True, self.runner.freed, self.runner.max_texts)
         self._memory: dict[str, Memory] = {}
-        self.top_k = (config.top_k or 4) if config.tree else 1
-        self.width = config.max_branches if config.tree else 1
-        self.shape = self.top_k, self.width  # of this proposal
         rows = max(MAX_BATCH_TOKENS, around.max_num_seqs * self.width)
         self.runner.allocate(self.pool.num_slots, around.page_size, rows, around.max_num_seqs)
         self.straight = (
@@ -176,14 +148,6 @@ class ModelDrafter(Drafter):
         paths = sum(1 + (g.depth - 1) * (self.width - 1) for g in growths)
         return (1, 1) if most is not None and paths > most else (self.top_k, self.width)
 
-    def _grow_levels(self, growths: list[Growth], logq: list[torch.Tensor]) -> None:
-        for level in itertools.count(1):
-            active = [g for g in growths if g.frontier and level <= g.depth]
-            if not active:
-                break
-            self._branch(active, logq)
-            self._expand([g for g in active if g.frontier and level < g.depth])
-
     def observe(self, view: View, trees: list[Tree], verdicts: list[Verdict]) -> None:
         """Keep the KV of the nodes that the target took over too."""
         sources, targets, grew = [], [], []
@@ -240,18 +204,6 @@ class ModelDrafter(Drafter):
         self.pool.seal(r.id, context, len(context))
         rule, samples = self._rule(r, r.request)
         return Growth(r, context, rule, depth, len(r.tokens), samples, computed, frontier=[-1])
-
-    def _rule(self, r: RequestView, request: Request) -> tuple[Request, bool]:
-        """Whose parameters and noise rank the candidates, and whether they are drawn from q."""
-        if r.verification != "rejection" or r.params.greedy:
-            return request, False
-        if self.config.draft_sample_method == "probabilistic":
-            return replace(request, seed=derive_seed(r.seed, "draft")), True
-        return replace(request, params=replace(request.params, temperature=0.0)), False
-
-    def _room(self, depth: int, budget: int) -> int:
-        """Most nodes that one proposal expands."""
-        return depth if self.width == 1 else min(depth * self.width, 4 * budget + self.width)
 
     def _context(self, r: RequestView) -> list[int]:
         if self.map.kind == vocab.SAME:
@@ -396,96 +348,35 @@ class ModelDrafter(Drafter):
         return landing
 
     # -------------------------------------------------------------- grow
-    def _branch(self, growths: list[Growth], logq: list[torch.Tensor]) -> None:
-        """Give every frontier node its children, then choose the next frontier among them."""
-        logits = torch.cat([g.logits for g in growths])  # type: ignore[misc]
-        rows = [Row(g.rule, [g.tree.tokens[i] for i in path(g.tree.parents, n)]) for g in growths for n in g.frontier]
-        if self.map.kind == vocab.STRING:
-            rows = [Row(PLAIN) for _ in rows]
-        tokens, confidence, full = top_scores(logits, rows, self.shape[0])
-        base = sum(len(x) for x in logq)
-        if any(g.samples for g in growths):
-            logq.append(full)
-        row = 0
-        for g in growths:
-            count = len(g.frontier)
-            part = slice(row, row + count)
-            q = full[part] if g.samples else None
-            self._add_children(g, tokens[part].tolist(), confidence[part].tolist(), q, base + row)
-            row += count
+    def _rows(self, g: Growth) -> list[Row]:
+        return super()._rows(g) if self.map.kind != vocab.STRING else [Row(PLAIN) for _ in g.frontier]
 
-    def _add_children(
-        self,
-        g: Growth,
-        tokens: list[list[int]],
-        confidence: list[list[float]],
-        logq: torch.Tensor | None,
-        first_row: int,
-    ) -> None:
-        fresh: list[int] = []
-        for i, parent in enumerate(g.frontier):
-            chances = confidence[i]
-            if logq is not None:  # decide by q alone, before looking at what was drawn
-                chances = logq[i].exp().topk(min(self.shape[0], logq.shape[1])).values.tolist()
-            if chances[0] < self.config.p_min:
-                continue
-            count = sum(1 for k, c in enumerate(chances) if k == 0 or c >= self.config.p_split)
-            base = g.values[parent] if parent >= 0 else 1.0
-            for k in range(count):
-                token = tokens[i][k]
-                q = float(logq[i, token].exp()) if logq is not None else confidence[i][k]
-                if q <= 0:
-                    continue
-                self._add_node(g, token, parent, base * q, first_row + i if logq is not None else None)
-                fresh.append(len(g.tree) - 1)
-        fresh.sort(key=lambda n: -g.values[n])
-        ends = self.tokenizer.eos_ids if self.map.kind == vocab.STRING else g.rule.stop_ids
-        g.frontier = [n for n in fresh if g.tree.tokens[n] not in ends][: self.shape[1]]
-        if len(g.expanded) + len(g.frontier) > self._room(g.depth, g.view.budget):
-            g.frontier = []
-        if g.samples and len(g.tree) >= g.view.budget:
-            g.frontier = []
+    def _ends(self, g: Growth) -> Set[int]:
+        return self.tokenizer.eos_ids if self.map.kind == vocab.STRING else super()._ends(g)
 
-    def _add_node(self, g: Growth, token: int, parent: int, value: float, row: int | None) -> None:
-        g.tree.tokens.append(token)
-        g.tree.parents.append(parent)
-        g.values.append(value)
-        if row is not None:
-            g.tree.logq_rows = [*(g.tree.logq_rows or []), row]
-        mapped = token if self.map.kind != vocab.TOKEN else self.map.to_draft.get(token, 0)
-        g.draft_tokens.append(mapped)
+    def _own(self, token: int) -> int:
+        return token if self.map.kind != vocab.TOKEN else self.map.to_draft.get(token, 0)
 
-    def _expand(self, growths: list[Growth]) -> None:
+    def _expand(self, growths: list[Growth], level: int) -> None:
         """One forward over the frontier nodes of all requests."""
-        if not growths:
-            return
         segments: list[Segment] = []
         tokens: list[int] = []
         positions: list[int] = []
         for g in growths:
             start, base = len(tokens), len(g.context)
-            depth = depths(g.tree.parents)
-            g.expanded += g.frontier
-            place = {n: i for i, n in enumerate(g.expanded)}
-            parents = np.array([place.get(g.tree.parents[n], -1) for n in g.expanded], dtype=np.int64)
+            depth, parents = frontier_shape(g)
             tokens += [g.draft_tokens[n] for n in g.frontier]
-            positions += [base + depth[n] - 1 for n in g.frontier]
+            positions += [base + d - 1 for d in depth]
             slots = self.pool.slots(g.view.id, base + len(g.expanded))
-            segments.append(Segment(start, len(tokens), base, slots, parents))
-        logits = self._forward(tokens, positions, segments, list(range(len(tokens))))
-        for g, segment in zip(growths, segments, strict=True):
-            g.logits = logits[segment.start : segment.stop]
+            segments.append(Segment(start, len(tokens), base, slots, np.array(parents, dtype=np.int64)))
+        unpack(growths, self._forward(tokens, positions, segments, list(range(len(tokens)))))
 
     def _finish(self, g: Growth) -> Tree:
         """The tree that goes to the target."""
-        if self.map.kind == vocab.STRING:
-            text = self.tokenizer.decode(g.draft_tokens, skip_special=True)
-            return Tree.chain(vocab.align(self.around.tokenizer, g.view.tokens[-TAIL:], text)[: g.view.budget])
-        if g.samples:  # order of drawing decides what stays, never a token
-            keep = list(range(min(len(g.tree), g.view.budget)))
-            return select(g.tree, keep)
-        tree = select(g.tree, best_nodes(g.values, g.tree.parents, g.view.budget))
-        return tree if max(depths(tree.parents), default=0) >= self.config.min_draft_tokens else Tree()
+        if self.map.kind != vocab.STRING:
+            return self._chosen_tree(g)
+        text = self.tokenizer.decode(g.draft_tokens, skip_special=True)
+        return Tree.chain(vocab.align(self.around.tokenizer, g.view.tokens[-TAIL:], text)[: g.view.budget])
 
     def _taken(self, g: Growth, r: RequestView) -> list[int]:
         """Expanded nodes that agree with what the request's text became."""

@@ -22,6 +22,7 @@ class Runner:
     lenient = False  # whether it may then choose among the likeliest tokens where that is not exact: fine for drafts
     max_texts: int | None = None  # of how many finished texts the KV can stay for others to find; None: any number
     most_paths: int | None = None  # that the trees of one forward may have in all; None: any number
+    hidden_states = True  # whether a forward can tell them
     runs_on = False  # whether one call can choose several tokens of one text, one after the other: `Batch.stops`
     prefers_chains = False  # whether a tree is worth its cost only where a user asks for it
 

@@ -19,6 +19,7 @@ PATHS = 64  # most leaves of the trees of one forward
 class LlamaRunner(Runner):
     max_texts = KEPT_TEXTS
     most_paths = PATHS
+    hidden_states = False
     runs_on = True
     prefers_chains = True  # a row costs nearly as much as a token, and the cells of a tree stay out of order
     usual_slots = 32768  # llama.cpp writes to all of its KV at start

@@ -1,0 +1,190 @@
+"""A head drafts from what the target computed: EAGLE, Medusa, MLP speculators, MTP; chains, or trees grown by path probability.
+
+For every token that the target computes, the engine hands over its features (`read`). What an EAGLE head remembers of a token
+is one more layer of KV in the target's own slots: so it is paged, shared with equal prefixes, given up and computed anew with
+the target's, and nobody keeps books twice. A shared page ends with an entry that looks one token ahead, at the text that
+was there first: drafts may be a little worse for it, the text is not.
+
+Entries of drafted nodes are guesses. They lie in slots of the head's own, behind the target's, and are forgotten with the
+proposal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from headstart.config import SpeculativeConfig
+from headstart.core import Batch, Draft, Reading, RequestView, Segment, Tree, View
+from headstart.drafters import Needs, Surroundings
+from headstart.drafters.growing import GrowingDrafter, Growth, frontier_shape, unpack
+from headstart.errors import ConfigError
+from headstart.models.attention import Context
+from headstart.models.heads import Head
+from headstart.sampling import Row, is_sure, top_scores
+
+EAGER = 64  # features of so many tokens are read at once; fewer wait until a draft is asked for
+
+
+@dataclass
+class Trail:
+    """How far the head has read one text. Tokens [0, read) have entries in its KV; `features` are of those that follow."""
+
+    read: int = 0
+    features: list[torch.Tensor] = field(default_factory=list)
+    state: torch.Tensor | None = None  # (1, S) behind the last one read
+
+    @property
+    def known(self) -> int:
+        return self.read + sum(len(f) for f in self.features)
+
+
+class HeadDrafter(GrowingDrafter):
+    def __init__(self, config: SpeculativeConfig, around: Surroundings) -> None:
+        super().__init__(config, around)
+        self.head = self._given()
+        self.needs = Needs(hidden_layers=self.head.spec.taps)
+        self.targets = self.head.targets
+        self.device = next(self.head.parameters()).device
+        self.keys: list[torch.Tensor] = []
+        self.values: list[torch.Tensor] = []
+        self.num_slots = 0  # of the target; the head's own lie behind
+        self._trails: dict[str, Trail] = {}
+        self._states: dict[str, torch.Tensor] = {}  # of a proposal: the root's, then those of what is expanded
+
+    def _given(self) -> Head:
+        head = self.around.extras.get("head")
+        if head is None:
+            name = self.config.method
+            raise ConfigError(f"method {name!r} needs its checkpoint: {{'method': {name!r}, 'model': 'path or name'}}.")
+        return head
+
+    def allocate(self, num_slots: int) -> None:
+        """Make the head's KV: a slot for each of the target's, and room for the nodes of every request."""
+        self.num_slots, own = num_slots, self.around.max_num_seqs * self._most_nodes()
+        with torch.inference_mode():
+            for pool, dim in ((self.keys, "key_dim"), (self.values, "value_dim")):
+                pool[:] = [
+                    torch.zeros(num_slots + own, s.kv_heads, getattr(s, dim), dtype=s.dtype, device=self.device)
+                    for s in self.head.shapes
+                ]
+
+    def _most_nodes(self) -> int:
+        return self._room(self.config.num_speculative_tokens, self.config.nodes)
+
+    # -------------------------------------------------------------- the contract
+    @torch.inference_mode()
+    def read(self, readings: Sequence[Reading], hidden: Mapping[int, torch.Tensor]) -> None:
+        """Take the features of what the target computed. Long pieces are read now, the others when a draft is asked for."""
+        if not self.head.shapes:  # nothing is remembered: the last token is all that matters
+            readings = [r.last() for r in readings]
+        rows = torch.tensor([row for r in readings for row in r.rows], device=self.device)
+        features = torch.cat([hidden[layer].index_select(0, rows) for layer in self.head.spec.taps], -1)
+        for r, own in zip(readings, features.split([len(r.rows) for r in readings]), strict=True):
+            trail = self._trails.setdefault(r.id, Trail())
+            if r.start != trail.known or not self.head.shapes:  # taken over from others, or computed anew
+                trail.read, trail.features, trail.state = r.start, [], None
+            trail.features.append(own)
+        long = [r for r in readings if self._trails[r.id].known - self._trails[r.id].read >= EAGER]
+        self._catch_up([(r.id, r.tokens, r.slots) for r in long])
+
+    @torch.inference_mode()
+    def propose(self, view: View) -> Draft:
+        growths = [g for r in view.requests if (g := self._begin(r)) is not None]
+        self._catch_up([(g.view.id, g.view.tokens, g.view.slots) for g in growths])
+        logq: list[torch.Tensor] = []
+        if growths:
+            self._states = {g.view.id: self._trails[g.view.id].state for g in growths}  # type: ignore[misc]
+            unpack(growths, self.head.logits(0, torch.cat([self._states[g.view.id] for g in growths])))
+            self._grow_levels(growths, logq)
+        done = {g.view.id: self._chosen_tree(g) for g in growths}
+        return Draft.of([done.get(r.id, Tree()) for r in view.requests], torch.cat(logq) if logq else None)
+
+    def release(self, request: RequestView) -> None:
+        self._trails.pop(request.id, None)
+
+    def close(self) -> None:
+        self.keys, self.values = [], []
+
+    def describe(self) -> str:
+        shape = f"trees of up to {self.config.nodes} nodes" if self.config.tree else "chains"
+        return f"{self.head.spec.kind} head, {shape}"
+
+    # -------------------------------------------------------------- catch up
+    def _begin(self, r: RequestView) -> Growth | None:
+        """None where this request gets no draft: no budget, or the target's features are not there."""
+        most = self.head.spec.max_depth
+        depth = min(self.config.num_speculative_tokens, r.max_depth, r.budget, r.max_depth if most is None else most)
+        trail = self._trails.get(r.id)
+        if depth < 1 or r.request is None or trail is None or trail.known != len(r.tokens) - 1:
+            return None
+        rule, samples = self._rule(r, r.request)
+        return Growth(r, list(r.tokens), rule, depth, len(r.tokens), samples, frontier=[-1])
+
+    def _catch_up(self, texts: list[tuple[str, Sequence[int], np.ndarray]]) -> None:
+        """Read the features that wait, for these requests, in one forward."""
+        waiting = [(self._trails[id], tokens, slots) for id, tokens, slots in texts if self._trails[id].features]
+        if not waiting:
+            return
+        features = torch.cat([f for trail, _, _ in waiting for f in trail.features])
+        following: list[int] = []
+        positions: list[int] = []
+        segments: list[Segment] = []
+        for trail, tokens, slots in waiting:
+            start, stop = len(following), trail.known
+            following += tokens[trail.read + 1 : stop + 1]
+            positions += range(trail.read, stop)
+            segments.append(Segment(start, len(following), trail.read, slots[:stop]))
+        state = self._advance(0, self.head.begin(features), following, positions, segments)
+        for (trail, _, _), segment in zip(waiting, segments, strict=True):
+            trail.read, trail.features = trail.known, []
+            trail.state = state[segment.stop - 1 : segment.stop].clone()
+
+    def _advance(
+        self, level: int, state: torch.Tensor, tokens: list[int], positions: list[int], segments: list[Segment]
+    ) -> torch.Tensor:
+        token, position = (torch.tensor(x, device=self.device) for x in (tokens, positions))
+        if not self.head.shapes:
+            return self.head.advance(level, state, token, position, None)
+        batch = Batch(np.array(tokens), np.array(positions), segments, np.empty(0, np.int64))
+        context = Context(batch, self.keys, self.values, self.device)
+        return self.head.advance(level, state, token, position, context)
+
+    # -------------------------------------------------------------- grow
+    def _expand(self, growths: list[Growth], level: int) -> None:
+        """One forward over the frontier nodes of all requests; each goes on from the state of its parent."""
+        states: list[torch.Tensor] = []
+        tokens: list[int] = []
+        positions: list[int] = []
+        segments: list[Segment] = []
+        for g in growths:
+            start, base = len(tokens), len(g.context) - 1
+            place = {-1: 0} | {n: k + 1 for k, n in enumerate(g.expanded)}
+            states.append(self._states[g.view.id][[place[g.tree.parents[n]] for n in g.frontier]])
+            depth, parents = frontier_shape(g)
+            tokens += [g.tree.tokens[n] for n in g.frontier]
+            positions += [base + d - 1 for d in depth]
+            slots = np.concatenate([g.view.slots[:base], self._own_slots(g, len(g.expanded))])
+            segments.append(Segment(start, len(tokens), base, slots, np.array(parents, dtype=np.int64)))
+        state = self._advance(level, torch.cat(states), tokens, positions, segments)
+        for g, segment in zip(growths, segments, strict=True):
+            self._states[g.view.id] = torch.cat([self._states[g.view.id], state[segment.start : segment.stop]])
+        unpack(growths, self.head.logits(level, state))
+
+    def _own_slots(self, g: Growth, count: int) -> np.ndarray:
+        first = self.num_slots + list(self._states).index(g.view.id) * self._most_nodes()
+        return np.arange(first, first + count)
+
+    def _rank(
+        self, logits: torch.Tensor, rows: list[Row], samples: bool, level: int
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        """Within the head's own vocabulary where nothing but temperature and noise decides."""
+        if self.targets is None:
+            return top_scores(logits.float(), rows, self.shape[0])
+        if samples or not all(is_sure(r.request) for r in rows):
+            whole = torch.full((len(logits), self.around.vocab_size), -torch.inf, device=logits.device)
+            return top_scores(whole.index_copy_(1, self.targets, logits.float()), rows, self.shape[0])
+        return top_scores(logits.float(), rows, self.shape[0], self.targets)

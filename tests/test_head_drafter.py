@@ -1,0 +1,299 @@
+"""Heads in the engine: features reach them without recomputing, drafts are those of a whole-text reference, the text never changes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from headstart.core import Reading, Tree
+from headstart.drafters import Needs
+from headstart.drafters.heads import HeadDrafter
+from headstart.errors import ConfigError
+from headstart.models.attention import LayerShape
+from headstart.models.heads import Head, HeadSpec
+from headstart.models.heads.eagle import Eagle3Flags, Eagle3Head
+from tests import tiny
+from tests.harness import engine, request, run
+
+TAPS = (1, 2, 3)
+CHAIN = {"method": "eagle3", "num_speculative_tokens": 4}
+TREE = CHAIN | {"tree": True, "num_draft_nodes": 9, "top_k": 3, "max_branches": 3, "p_split": 0.0}
+
+
+def eagle(draft_vocab: int = tiny.VOCAB, seed: int = 3, layers: int = 1, **flags: bool) -> Eagle3Head:
+    """Random weights, loud enough that drafts depend on all that a head reads."""
+    from transformers import LlamaConfig
+
+    target = tiny.model().config
+    config = LlamaConfig(
+        hidden_size=target.hidden_size, intermediate_size=48, num_hidden_layers=layers, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=8, vocab_size=tiny.VOCAB, attn_implementation="eager",
+    )  # fmt: skip
+    torch.manual_seed(seed)
+    head = Eagle3Head(HeadSpec("eagle3", target.hidden_size, tiny.VOCAB, draft_vocab, TAPS), config, Eagle3Flags(**flags))
+    for p in head.parameters():
+        torch.nn.init.normal_(p, 1.0 if p.ndim == 1 else 0.0, 0.3)
+    if draft_vocab < tiny.VOCAB:
+        kept = torch.randperm(tiny.VOCAB)[:draft_vocab].sort().values
+        head.d2t.copy_(kept - torch.arange(draft_vocab))
+    return head.eval()
+
+
+# ------------------------------------------------------------------ a reference that reads whole texts
+class Whole:
+    """Attention over lists of keys and values: every row sees the rows before it, and nothing is paged."""
+
+    def __init__(self) -> None:
+        self.keys: dict[int, list[torch.Tensor]] = {}
+        self.values: dict[int, list[torch.Tensor]] = {}
+
+    def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, *_: Any) -> torch.Tensor:
+        keys, values = self.keys.setdefault(layer, []), self.values.setdefault(layer, [])
+        out = []
+        for row in range(len(q)):
+            keys.append(k[row])
+            values.append(v[row])
+            share = q.shape[1] // k.shape[1]
+            own_k, own_v = (torch.stack(x).repeat_interleave(share, 1) for x in (keys, values))  # (S, H, D)
+            weights = torch.einsum("hd,shd->hs", q[row], own_k).mul(scale).softmax(-1)
+            out.append(torch.einsum("hs,shd->hd", weights, own_v))
+        return torch.stack(out)
+
+
+@torch.inference_mode()
+def expected_chain(head: Eagle3Head, model: Any, tokens: list[int], depth: int) -> list[int]:
+    """The likeliest chain behind a text, from one plain forward of the target over all of it."""
+    hidden = model(torch.tensor([tokens[:-1]]), output_hidden_states=True, use_cache=False).hidden_states
+    features = torch.cat([hidden[t][0] for t in head.spec.taps], -1)
+    context = Whole()
+    state = head.advance(0, head.begin(features), torch.tensor(tokens[1:]), torch.arange(len(tokens) - 1), context)[-1:]
+    out: list[int] = []
+    for level in range(depth):
+        best = int(head.logits(level, state).argmax())
+        out.append(best if head.targets is None else int(head.targets[best]))
+        position = torch.tensor([len(tokens) - 1 + level])
+        state = head.advance(level + 1, state, torch.tensor(out[-1:]), position, context)
+    return out
+
+
+def watched(e: Any) -> list[tuple[list[int], Tree]]:
+    """Every text that was drafted for, with its draft."""
+    drafter, seen = next(iter(e.drafting.drafters.values())), []
+    propose = drafter.propose
+
+    def watch(view: Any) -> Any:
+        draft = propose(view)
+        seen.extend((list(r.tokens), t) for r, t in zip(view.requests, draft.trees(), strict=True))
+        return draft
+
+    drafter.propose = watch
+    return seen
+
+
+def plain_texts(rs: list[Any]) -> list[list[int]]:
+    copies = [request(r.prompt, seed=r.seed, **vars_of(r)) for r in rs]
+    return [run(engine(tiny.model()), [c])[0] for c in copies]
+
+
+def vars_of(r: Any) -> dict[str, Any]:
+    return dict(max_tokens=r.params.max_tokens, temperature=r.params.temperature, top_p=r.params.top_p)
+
+
+def asked(count: int = 5, **params: Any) -> list[Any]:
+    return [request(p, seed=i, **({"max_tokens": 12} | params)) for i, p in enumerate(tiny.prompts(count))]
+
+
+# ------------------------------------------------------------------ drafts
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"norm_before_residual": True}, {"norm_before_fc": True}, {"fc_norm": True, "norm_output": True}, {"layers": 2},
+     {"draft_vocab": 60}],
+    ids=str,
+)  # fmt: skip
+def test_a_chain_is_that_of_the_whole_text(options: dict) -> None:
+    """Whatever was read in pieces, beside others, and step by step."""
+    head, model = eagle(**options), tiny.model()
+    e = engine(tiny.model(), CHAIN, head=head, max_batch_tokens=20, share_prefixes=False)
+    seen = watched(e)
+    rs = asked(4)
+    assert run(e, rs, arrivals=1) == plain_texts(rs)
+    assert len(seen) > 30
+    for tokens, draft in seen[::3]:
+        assert draft.tokens == expected_chain(head, model, tokens, len(draft)), len(tokens)
+
+
+def test_chains_after_preemption_are_the_same() -> None:
+    head = eagle()
+    e = engine(tiny.model(), CHAIN, head=head, pages=14, max_len=50, share_prefixes=False)
+    seen, rs = watched(e), asked(4)
+    assert run(e, rs) == plain_texts(rs)
+    assert sum(r.stats.preemptions for r in rs) > 0
+    for tokens, draft in seen[::3]:
+        assert draft.tokens == expected_chain(head, tiny.model(), tokens, len(draft))
+
+
+def test_a_shared_prefix_is_not_read_again() -> None:
+    """What another request left in the slots is used: drafts begin at once, from features of the new tokens alone."""
+    head, prompt = eagle(), tiny.prompts(1)[0] * 3
+    e = engine(tiny.model(), CHAIN, head=head)
+    drafter, rows = e.drafting.drafters["eagle3"], []
+    read = drafter.read
+    drafter.read = lambda readings, hidden: (rows.extend((r.id, len(r.rows)) for r in readings), read(readings, hidden))
+    first, second = (request([*prompt, last], max_tokens=3, eos=None) for last in (5, 6))
+    run(e, [first])
+    run(e, [second])
+    shared = second.stats.cached_prompt_tokens
+    assert shared > 8 and dict(reversed(rows))[second.id] == len(second.prompt) - shared
+    assert second.stats.drafted > 0
+
+
+def test_trees_hold_the_likeliest_paths() -> None:
+    head = eagle()
+    e = engine(tiny.model(), TREE, head=head, share_prefixes=False)
+    seen, rs = watched(e), asked(3)
+    assert run(e, rs) == plain_texts(rs)
+    assert max(len(t) for _, t in seen) == 9 and any(t.parents.count(-1) > 1 for _, t in seen)
+    for tokens, draft in seen[::4]:
+        path, node = [], -1
+        while (node := next((i for i, p in enumerate(draft.parents) if p == node), None)) is not None:
+            path.append(draft.tokens[node])
+        best = expected_chain(head, tiny.model(), tokens, 1)
+        assert path[:1] == best
+
+
+@pytest.mark.parametrize("spec", [CHAIN, TREE], ids=["chain", "tree"])
+@pytest.mark.parametrize("params", [dict(temperature=1.0), dict(temperature=0.8, top_p=0.9), dict(temperature=0.0)], ids=str)
+def test_the_text_is_that_of_plain_decoding(spec: dict, params: dict) -> None:
+    rs = asked(6, **params)
+    e = engine(tiny.model(), spec, head=eagle(draft_vocab=120))
+    assert run(e, rs, arrivals=2) == plain_texts(rs)
+    assert all(r.stats.drafted for r in rs if r.stats.steps > 1) and not e.drafting.drafters["eagle3"]._trails
+
+
+def test_rejection_runs_with_a_head() -> None:
+    rs = asked(3, temperature=1.0)
+    e = engine(tiny.model(), TREE | {"verification": "rejection"}, head=eagle(draft_vocab=120))
+    run(e, rs)
+    assert sum(r.stats.drafted for r in rs) > 0
+
+
+def test_a_request_without_budget_costs_nothing_and_catches_up_later() -> None:
+    head = eagle()
+    e = engine(tiny.model(), CHAIN, head=head, share_prefixes=False)
+    budget, turn = e.policy.budget, []
+
+    def sometimes(requests: Any, load: Any) -> list[int]:
+        turn.append(1)
+        return budget(requests, load) if len(turn) % 4 == 0 else [0] * len(requests)
+
+    e.policy.budget = sometimes
+    seen, rs = watched(e), asked(2)
+    forwards = []
+    advance = head.advance
+    head.advance = lambda level, *rest: (forwards.append(level), advance(level, *rest))[1]
+    assert run(e, rs) == plain_texts(rs)
+    assert forwards.count(0) == sum(1 for _ in {tuple(t) for t, _ in seen}) or forwards.count(0) <= len(turn) // 4 + 1
+    for tokens, draft in seen:
+        assert draft.tokens == expected_chain(head, tiny.model(), tokens, len(draft))
+
+
+# ------------------------------------------------------------------ features
+class Reader(tiny.Oracle):
+    """Notes every feature that it is handed, and drafts trees that are often right."""
+
+    needs = Needs(hidden_layers=(0, 2, 3))
+    seen: dict[str, dict[int, torch.Tensor]] = {}  # noqa: RUF012
+    texts: dict[str, Any] = {}  # noqa: RUF012
+
+    def read(self, readings: list[Reading], hidden: Any) -> None:
+        for r in readings:
+            self.texts[r.id] = r.tokens
+            assert len(r.slots) == r.start + len(r.rows) < len(r.tokens)
+            for i, row in enumerate(r.rows):
+                self.seen.setdefault(r.id, {})[r.start + i] = torch.cat([hidden[t][row] for t in (0, 2, 3)]).clone()
+
+
+@pytest.mark.parametrize("fuse", [True, False])
+@pytest.mark.parametrize("pages", [400, 24])
+def test_features_are_those_of_the_text(fuse: bool, pages: int) -> None:
+    """Of prompts read in pieces, of accepted nodes of trees, after preemption: one for each token that lies in KV."""
+    rs = asked(5)
+    tiny.Oracle.known = {tuple(r.prompt): t for r, t in zip(rs, plain_texts(rs), strict=True)}
+    Reader.seen.clear()
+    spec = {"method": "tests.test_head_drafter.Reader", "num_draft_nodes": 12}
+    e = engine(tiny.model(), spec, fuse=fuse, pages=pages, max_len=60, max_batch_tokens=24, share_prefixes=False)
+    run(e, rs, arrivals=1)
+    assert sum(r.stats.accepted for r in rs) > 8
+    model = tiny.model()
+    for r in rs:
+        with torch.inference_mode():
+            hidden = model(torch.tensor([r.tokens]), output_hidden_states=True, use_cache=False).hidden_states
+        whole = torch.cat([hidden[t][0] for t in (0, 2, 3)], -1)
+        got = Reader.seen[r.id]
+        assert sorted(got) == list(range(len(got))) and len(got) >= len(r.tokens) - 6
+        for position, feature in got.items():
+            assert torch.allclose(feature, whole[position], atol=2e-4), (r.id, position)
+
+
+# ------------------------------------------------------------------ heads that remember nothing
+class Bigrams(Head):
+    """Drafts what followed a token in texts that it was shown; the features are not even looked at."""
+
+    def __init__(self, texts: list[list[int]]) -> None:
+        super().__init__()
+        self.spec = HeadSpec("medusa", tiny.model().config.hidden_size, tiny.VOCAB, tiny.VOCAB, (3,), max_depth=2)
+        self.table = torch.nn.Parameter(torch.zeros(tiny.VOCAB, tiny.VOCAB))
+        for text in texts:
+            for a, b in zip(text, text[1:], strict=False):
+                self.table.data[a, b] = 9.0
+
+    def begin(self, features: torch.Tensor) -> torch.Tensor:
+        assert len(features.shape) == 2
+        return features
+
+    def advance(self, level: int, state: Any, tokens: torch.Tensor, positions: torch.Tensor, context: Any) -> torch.Tensor:
+        assert context is None
+        return torch.nn.functional.one_hot(tokens, tiny.VOCAB).float()
+
+    def logits(self, level: int, state: torch.Tensor) -> torch.Tensor:
+        return state @ self.table
+
+
+def test_a_head_without_memory_drafts_as_deep_as_it_can() -> None:
+    rs = asked(4)
+    texts = [r.prompt + t for r, t in zip(rs, plain_texts(rs), strict=True)]
+    e = engine(tiny.model(), {"method": "medusa", "num_speculative_tokens": 5}, head=Bigrams(texts))
+    seen = watched(e)
+    assert run(e, rs) == plain_texts(rs)
+    assert {len(t) for _, t in seen} <= {0, 1, 2} and sum(r.stats.accepted for r in rs) > 5
+
+
+# ------------------------------------------------------------------ what is refused
+def test_a_head_needs_its_checkpoint() -> None:
+    with pytest.raises(ConfigError, match="needs its checkpoint"):
+        engine(tiny.model(), CHAIN)
+
+
+def test_a_runner_without_hidden_states_is_refused() -> None:
+    e = engine(tiny.model())
+    e.runner.hidden_states = False
+    with pytest.raises(ConfigError, match="needs hidden states"):
+        engine(e.runner, CHAIN, head=eagle())
+
+
+def test_a_drafter_that_breaks_on_features_leaves_its_requests_to_go_on(capsys) -> None:
+    head = eagle()
+    head.begin = lambda features: 1 / 0
+    rs = asked(2)
+    assert run(engine(tiny.model(), CHAIN, head=head), rs) == plain_texts(rs)
+    assert "without drafts" in capsys.readouterr().err
+
+
+def test_the_kv_of_a_head_lies_in_the_targets_slots() -> None:
+    e = engine(tiny.model(), TREE, head=eagle(layers=2), pages=20)
+    drafter = e.drafting.drafters["eagle3"]
+    assert isinstance(drafter, HeadDrafter) and len(drafter.keys) == 2
+    assert len(drafter.keys[0]) == 80 + 8 * drafter._most_nodes()
+    assert drafter.head.shapes[0] == LayerShape(2, 8, 8, torch.float32)
