@@ -1,7 +1,8 @@
-"""Heads in the engine: features reach them without recomputing, drafts are those of a whole-text reference, the text never changes."""
+"""Heads in the engine: features reach them without recomputing, drafts are those of a reference, the text never changes."""
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -32,7 +33,9 @@ def eagle(draft_vocab: int = tiny.VOCAB, seed: int = 3, layers: int = 1, **flags
         num_key_value_heads=2, head_dim=8, vocab_size=tiny.VOCAB, attn_implementation="eager",
     )  # fmt: skip
     torch.manual_seed(seed)
-    head = Eagle3Head(HeadSpec("eagle3", target.hidden_size, tiny.VOCAB, draft_vocab, TAPS), config, Eagle3Flags(**flags))
+    head = Eagle3Head(
+        HeadSpec("eagle3", target.hidden_size, tiny.VOCAB, draft_vocab, TAPS), config, Eagle3Flags(**flags)
+    )
     for p in head.parameters():
         torch.nn.init.normal_(p, 1.0 if p.ndim == 1 else 0.0, 0.3)
     if draft_vocab < tiny.VOCAB:
@@ -49,7 +52,9 @@ class Whole:
         self.keys: dict[int, list[torch.Tensor]] = {}
         self.values: dict[int, list[torch.Tensor]] = {}
 
-    def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, *_: Any) -> torch.Tensor:
+    def attend(
+        self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, *_: Any
+    ) -> torch.Tensor:
         keys, values = self.keys.setdefault(layer, []), self.values.setdefault(layer, [])
         out = []
         for row in range(len(q)):
@@ -164,7 +169,9 @@ def test_trees_hold_the_likeliest_paths() -> None:
 
 
 @pytest.mark.parametrize("spec", [CHAIN, TREE], ids=["chain", "tree"])
-@pytest.mark.parametrize("params", [dict(temperature=1.0), dict(temperature=0.8, top_p=0.9), dict(temperature=0.0)], ids=str)
+@pytest.mark.parametrize(
+    "params", [dict(temperature=1.0), dict(temperature=0.8, top_p=0.9), dict(temperature=0.0)], ids=str
+)
 def test_the_text_is_that_of_plain_decoding(spec: dict, params: dict) -> None:
     rs = asked(6, **params)
     e = engine(tiny.model(), spec, head=eagle(draft_vocab=120))
@@ -246,14 +253,16 @@ class Bigrams(Head):
         self.spec = HeadSpec("medusa", tiny.model().config.hidden_size, tiny.VOCAB, tiny.VOCAB, (3,), max_depth=2)
         self.table = torch.nn.Parameter(torch.zeros(tiny.VOCAB, tiny.VOCAB))
         for text in texts:
-            for a, b in zip(text, text[1:], strict=False):
+            for a, b in itertools.pairwise(text):
                 self.table.data[a, b] = 9.0
 
     def begin(self, features: torch.Tensor) -> torch.Tensor:
         assert len(features.shape) == 2
         return features
 
-    def advance(self, level: int, state: Any, tokens: torch.Tensor, positions: torch.Tensor, context: Any) -> torch.Tensor:
+    def advance(
+        self, level: int, state: Any, tokens: torch.Tensor, positions: torch.Tensor, context: Any
+    ) -> torch.Tensor:
         assert context is None
         return torch.nn.functional.one_hot(tokens, tiny.VOCAB).float()
 

@@ -14,13 +14,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headstart.config import EngineConfig, SpeculativeConfig, parse_request_speculation, parse_speculative
+from headstart.config import HEADS, EngineConfig, SpeculativeConfig, parse_request_speculation, parse_speculative
 from headstart.core import Chunk, Completion, Output, Request, SamplingParams
 from headstart.errors import BadInput, ConfigError, HeadstartError, RequestFailed
 from headstart.progress import note, status
 from headstart.threads import apart
 
 if TYPE_CHECKING:
+    from headstart.models.heads import Head
     from headstart.models.load import Loaded
 
 Messages = Sequence[Mapping[str, Any]]
@@ -101,19 +102,22 @@ class LLM:
             quantized.refuse(quantize, where, pick_dtype(dtype, where))
         if draft is not None and config.method != "draft_model":
             raise ConfigError("draft= was given, but the method is not draft_model.")
-        asked = (device, dtype, max_model_len, trust_remote_code, runner)
-        if not isinstance(model, (str, Path)) and asked != ("auto", "auto", None, False, "auto"):
+        asked = (device, dtype, max_model_len, trust_remote_code, runner, gpu_layers, flash_attention, kv_type)
+        if not isinstance(model, (str, Path)) and asked != ("auto", "auto", None, False, "auto", -1, None, "f16"):
             raise ConfigError(
-                "device, dtype, max_model_len, trust_remote_code and runner are for loading; this model is loaded."
+                "device, dtype, max_model_len, trust_remote_code, runner, gpu_layers, flash_attention and kv_type are for "
+                "loading; this model is loaded."
             )
 
         def build() -> tuple[Loaded, Any]:
             target, helper = model, draft
             if isinstance(target, (str, Path)):
-                target = load(target, device, dtype, max_model_len, trust_remote_code, who, llama)
+                way = "torch" if config.method in HEADS and who == "auto" else who  # heads need hidden states
+                target = load(target, device, dtype, max_model_len, trust_remote_code, way, llama)
+            head = _load_head(config, target) if config.method in HEADS else None
             if config.method == "draft_model" and helper is None:  # before the KV pools take what memory is free
                 helper = _load_draft(config, device, trust_remote_code, "torch" if who == "torch" else "auto", threads)
-            return target, _start(target, config, engine_config, device, helper)
+            return target, _start(target, config, engine_config, device, helper, head)
 
         self.model, self._loop = apart(build)
         self.tokenizer = self.model.tokenizer
@@ -368,8 +372,36 @@ def _load_draft(
     return load(config.model, where, config.draft_dtype, config.draft_max_model_len, trust_remote_code, runner, llama)
 
 
+def _load_head(config: SpeculativeConfig, target: Loaded) -> Head:
+    """The checkpoint that the config names, checked against its target before a weight is read."""
+    from headstart.models.heads.load import TargetFacts, load_head
+
+    if not config.model:
+        name = config.method
+        raise ConfigError(f"method {name!r} needs its checkpoint: {{'method': {name!r}, 'model': 'path or name'}}.")
+    model = target.model
+    text, embedding, output = (
+        model.config.get_text_config(),
+        model.get_input_embeddings(),
+        model.get_output_embeddings(),
+    )
+    facts = TargetFacts(
+        target.name, text.hidden_size, output.weight.shape[0], text.num_hidden_layers, embedding.weight, output.weight
+    )
+    head = load_head(Path(config.model).expanduser(), facts, model.device, model.dtype)
+    method = "mlp_speculator" if head.spec.kind == "mlp" else head.spec.kind
+    if method != config.method:
+        raise ConfigError(f"{config.model} holds a head of another kind: use method {method!r}.")
+    return head
+
+
 def _start(
-    model: Loaded, config: SpeculativeConfig, engine_config: EngineConfig, device: str, draft: Loaded | None
+    model: Loaded,
+    config: SpeculativeConfig,
+    engine_config: EngineConfig,
+    device: str,
+    draft: Loaded | None,
+    head: Head | None = None,
 ) -> Any:
     """Runner, KV pool, drafter and engine around a loaded model."""
     from headstart.drafters import Surroundings
@@ -388,7 +420,8 @@ def _start(
     slots = engine_config.max_num_seqs * (model.max_len + config.nodes)
     if engine_config.kv_memory is None and runner.usual_slots is not None:
         slots = min(slots, runner.usual_slots)
-    pages = int(min(memory * (1 - share) // runner.slot_bytes, slots)) // engine_config.page_size
+    own = sum(s.kv_heads * (s.key_dim + s.value_dim) * s.dtype.itemsize for s in head.shapes) if head else 0
+    pages = int(min(memory * (1 - share) // (runner.slot_bytes + own), slots)) // engine_config.page_size
     if pages < 2:
         raise ConfigError(
             f"kv_memory of {memory} bytes holds {pages} pages; a page of {engine_config.page_size} tokens takes "
@@ -405,7 +438,8 @@ def _start(
         fuse=engine_config.fuse,
         kernels=engine_config.kernels,
         takes_mail=runner.chooses and (draft is None or runner.device == draft.model.device),
-        extras={"draft_model": draft} if draft else {},
+        hidden_states=runner.hidden_states,
+        extras={k: v for k, v in (("draft_model", draft), ("head", head)) if v is not None},
     )
     decode = None if model.tokenizer is None else model.tokenizer.decode
     engine = Engine(runner, engine_config, model.max_len, pages, config, around, decode)

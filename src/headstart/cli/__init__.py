@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from headstart.cli import chat, demo, generate, models
+from headstart.cli import chat, demo, generate, models, train
 from headstart.errors import HeadstartError
 
 
@@ -54,6 +54,7 @@ def headstart(
 
 for verb in (demo.demo, generate.generate, chat.chat, models.models):
     app.command()(verb)
+app.add_typer(train.train, name="train")
 
 
 def main() -> None:

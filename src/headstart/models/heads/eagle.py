@@ -26,14 +26,17 @@ class Eagle3Flags:
 
 
 class Attention(nn.Module):
+    """Llama's, Qwen2's (biases, but none on the way out) or Qwen3's (queries and keys normed)."""
+
     def __init__(self, config: Any, inputs: int) -> None:
         super().__init__()
         self.dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        heads, kv_heads, bias = config.num_attention_heads, config.num_key_value_heads, config.attention_bias
+        heads, kv_heads, qwen2 = config.num_attention_heads, config.num_key_value_heads, config.model_type == "qwen2"
+        bias = qwen2 or getattr(config, "attention_bias", False)
         self.q_proj = nn.Linear(inputs, heads * self.dim, bias=bias)
         self.k_proj = nn.Linear(inputs, kv_heads * self.dim, bias=bias)
         self.v_proj = nn.Linear(inputs, kv_heads * self.dim, bias=bias)
-        self.o_proj = nn.Linear(heads * self.dim, config.hidden_size, bias=bias)
+        self.o_proj = nn.Linear(heads * self.dim, config.hidden_size, bias=bias and not qwen2)
         if config.model_type == "qwen3":
             self.q_norm, self.k_norm = (nn.RMSNorm(self.dim, config.rms_norm_eps) for _ in range(2))
 
@@ -59,34 +62,68 @@ class MLP(nn.Module):
 
 
 class Layer(nn.Module):
-    """The first layer reads token and feature side by side; further ones are ordinary."""
+    """An ordinary decoder layer. That of EAGLE-1 has no norm before its attention."""
 
-    def __init__(self, config: Any, index: int, norm_before_residual: bool) -> None:
+    def __init__(self, config: Any, index: int, inputs: int | None = None, normed: bool = True) -> None:
         super().__init__()
-        self.index, self.norm_before_residual = index, norm_before_residual
+        self.index = index
         size, eps = config.hidden_size, config.rms_norm_eps
-        self.self_attn = Attention(config, size if index else 2 * size)
+        self.self_attn = Attention(config, inputs or size)
         self.mlp = MLP(config)
-        self.input_layernorm = nn.RMSNorm(size, eps)
+        self.input_layernorm = nn.RMSNorm(size, eps) if normed else nn.Identity()
         self.post_attention_layernorm = nn.RMSNorm(size, eps)
-        if not index:
-            self.hidden_norm = nn.RMSNorm(size, eps)
 
-    def forward(self, token: torch.Tensor, x: torch.Tensor, angles: Any, context: Attends) -> torch.Tensor:
-        """token, x (T, hidden): the token's embedding, and the feature or state."""
-        rest = x
-        if self.index:
-            read = self.input_layernorm(x)
-        else:
-            normed = self.hidden_norm(x)
-            rest = normed if self.norm_before_residual else x
-            read = torch.cat([self.input_layernorm(token), normed], -1)
+    def forward(self, x: torch.Tensor, angles: Any, context: Attends) -> torch.Tensor:
+        """x (T, hidden) -> (T, hidden)."""
+        return self.run(x, self.input_layernorm(x), angles, context)
+
+    def run(self, rest: torch.Tensor, read: torch.Tensor, angles: Any, context: Attends) -> torch.Tensor:
+        """Attention reads `read`, and is added to `rest`."""
         x = rest + self.self_attn(read, angles, self.index, context)
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
-class Eagle3Head(Head):
-    """`config` is that of its layers, as transformers has it (llama or qwen3)."""
+class FirstLayer(Layer):
+    """The first layer of EAGLE-3: it reads token and feature side by side."""
+
+    def __init__(self, config: Any, norm_before_residual: bool) -> None:
+        super().__init__(config, 0, 2 * config.hidden_size)
+        self.norm_before_residual = norm_before_residual
+        self.hidden_norm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
+
+    def forward(  # type: ignore[override]
+        self, token: torch.Tensor, x: torch.Tensor, angles: Any, context: Attends
+    ) -> torch.Tensor:
+        """token, x (T, hidden): the token's embedding, and the feature or state."""
+        normed = self.hidden_norm(x)
+        read = torch.cat([self.input_layernorm(token), normed], -1)
+        return self.run(normed if self.norm_before_residual else x, read, angles, context)
+
+
+class LayeredHead(Head):
+    """A head with layers that attend, and so with KV of its own. `config` is theirs, as transformers has it."""
+
+    config: Any
+    layers: Any  # a ModuleList of Layer
+    rotary: nn.Module
+
+    @property
+    def shapes(self) -> tuple[LayerShape, ...]:  # type: ignore[override]
+        first = self.layers[0].self_attn
+        one = LayerShape(self.config.num_key_value_heads, first.dim, first.dim, first.q_proj.weight.dtype)
+        return (one,) * len(self.layers)
+
+    def angles(self, positions: torch.Tensor, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """cos and sin (T, 1, head size), of the dtype of `like`."""
+        cos, sin = self.rotary(like, positions[None])
+        return cos[0, :, None], sin[0, :, None]
+
+
+class Eagle3Head(LayeredHead):
+    """Its layers are those of llama or qwen3."""
+
+    d2t: torch.Tensor
+    t2d: torch.Tensor
 
     def __init__(self, spec: HeadSpec, config: Any, flags: Eagle3Flags) -> None:
         super().__init__()
@@ -94,9 +131,8 @@ class Eagle3Head(Head):
         size, eps = config.hidden_size, config.rms_norm_eps
         self.embed_tokens = nn.Embedding(spec.vocab_size, size)
         self.fc = nn.Linear(len(spec.taps) * spec.hidden_size, size, bias=False)
-        self.layers = nn.ModuleList(
-            Layer(config, i, flags.norm_before_residual) for i in range(config.num_hidden_layers)
-        )
+        others = (Layer(config, i) for i in range(1, config.num_hidden_layers))
+        self.layers = nn.ModuleList([FirstLayer(config, flags.norm_before_residual), *others])
         self.norm = nn.RMSNorm(size, eps)
         self.lm_head = nn.Linear(size, spec.draft_vocab_size, bias=False)
         if flags.norm_before_fc:
@@ -107,12 +143,6 @@ class Eagle3Head(Head):
             self.register_buffer("d2t", torch.zeros(spec.draft_vocab_size, dtype=torch.int64))
             self.register_buffer("t2d", torch.zeros(spec.vocab_size, dtype=torch.bool))
         self.rotary = make_rotary(config)
-
-    @property
-    def shapes(self) -> tuple[LayerShape, ...]:  # type: ignore[override]
-        attention, kind = self.layers[0].self_attn, self.fc.weight.dtype
-        one = LayerShape(self.config.num_key_value_heads, attention.dim, attention.dim, kind)
-        return (one,) * len(self.layers)
 
     @property
     def targets(self) -> torch.Tensor | None:  # type: ignore[override]
@@ -133,15 +163,12 @@ class Eagle3Head(Head):
         self, level: int, state: torch.Tensor, tokens: torch.Tensor, positions: torch.Tensor, context: Attends | None
     ) -> torch.Tensor:
         assert context is not None
-        embedded, angles = self.embed_tokens(tokens), self.angles(positions, state)
-        for layer in self.layers:
-            state = layer(embedded, state, angles, context)
+        first, *others = self.layers
+        angles = self.angles(positions, state)
+        state = first(self.embed_tokens(tokens), state, angles, context)
+        for layer in others:
+            state = layer(state, angles, context)
         return self.norm(state) if self.flags.norm_output else state
-
-    def angles(self, positions: torch.Tensor, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """cos and sin (T, 1, head size), of the dtype of `like`."""
-        cos, sin = self.rotary(like, positions[None])
-        return cos[0, :, None], sin[0, :, None]
 
     def logits(self, level: int, state: torch.Tensor) -> torch.Tensor:
         return self.lm_head(state if self.flags.norm_output else self.norm(state))
