@@ -374,9 +374,11 @@ def _load_draft(
 
 def _load_head(config: SpeculativeConfig, target: Loaded) -> Head:
     """The checkpoint that the config names, checked against its target before a weight is read."""
+    from headstart.models.builtin import head_of
     from headstart.models.heads.load import TargetFacts, load_head
 
-    if not config.model:
+    path = Path(config.model).expanduser() if config.model else head_of(target.name, config.method)
+    if path is None:
         name = config.method
         raise ConfigError(f"method {name!r} needs its checkpoint: {{'method': {name!r}, 'model': 'path or name'}}.")
     model = target.model
@@ -388,10 +390,10 @@ def _load_head(config: SpeculativeConfig, target: Loaded) -> Head:
     facts = TargetFacts(
         target.name, text.hidden_size, output.weight.shape[0], text.num_hidden_layers, embedding.weight, output.weight
     )
-    head = load_head(Path(config.model).expanduser(), facts, model.device, model.dtype)
+    head = load_head(path, facts, model.device, model.dtype)
     method = "mlp_speculator" if head.spec.kind == "mlp" else head.spec.kind
     if method != config.method:
-        raise ConfigError(f"{config.model} holds a head of another kind: use method {method!r}.")
+        raise ConfigError(f"{path} holds a head of another kind: use method {method!r}.")
     return head
 
 

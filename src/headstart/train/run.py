@@ -13,11 +13,12 @@ import torch
 
 from headstart.errors import BadInput, ConfigError, HeadstartError
 from headstart.models.heads.eagle import Eagle3Flags, Eagle3Head
+from headstart.models.heads.save import save_eagle3
 from headstart.models.load import Loaded, load, pick_device
 from headstart.progress import note, status
 from headstart.train import checkpoints, eagle3, losses
 from headstart.train.data import Answer, Prompt, read_answers, read_prompts, unanswered, write_answers
-from headstart.train.export import write_card, write_head
+from headstart.train.export import write_card
 from headstart.train.loop import Limits, Loop
 from headstart.train.memory import Need, estimate
 from headstart.train.optimizer import Optimizer, check_schedule
@@ -273,7 +274,7 @@ def export(options: Eagle3Options, head: Eagle3Head, loop: Loop, out: Path, coun
             with torch.no_grad():
                 for key, p in loop.optimizer.weights.items():
                     p.copy_(best[key])
-        write_head(head, out, name, CHAIN, options.embeddings)
+        save_eagle3(head, out, name, CHAIN, options.embeddings)
         data = {"prompts": ", ".join(Path(p).name for p in (*options.prompts, *options.answers))} | counts
         data |= {"tokens trained on": f"{loop.progress.tokens:,}", "steps": loop.progress.step}
         shown = {

@@ -44,6 +44,7 @@ LAYER_KEYS = (
     "hidden_act", "rms_norm_eps", "max_position_embeddings", "rope_parameters", "rope_theta", "rope_scaling",
     "attention_bias", "mlp_bias", "vocab_size", "layer_types", "use_sliding_window",
 )  # fmt: skip
+BORROWS = "lm_head_of_target"  # our own: in the config of a head that did not learn an output matrix
 UNUSED = re.compile(r"(.*\.)?rotary_emb\.inv_freq|verifier_(lm_head|norm)\.weight")  # computed; for training only
 ENORM = re.compile(r"model\.layers\.(\d+)\.enorm\.weight")
 
@@ -69,6 +70,7 @@ class Plan:
     shared: dict[str, torch.Tensor | None] = field(default_factory=dict)  # the target's, where the file has none
     tied: dict[str, str] = field(default_factory=dict)  # another of the head's, where the file has none
     zeros: tuple[str, ...] = ()  # of the file; not for us as long as they are zero
+    borrows_rows: bool = False  # the lm_head is made of the target's rows of its vocabulary; the file has none
 
 
 @dataclass(frozen=True)
@@ -175,7 +177,11 @@ def eagle3(
     spec = _spec(source, "eagle3", dialect, made_for, taps=taps, draft_vocab_size=draft)
     names = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
     head = Eagle3Head(spec, layers, Eagle3Flags(**{n: bool(config.get(n, False)) for n in names}))
-    full = draft == target.vocab_size
+    full, borrows = draft == target.vocab_size, bool(config.get(BORROWS, False))
+    if borrows and (layers.hidden_size != target.hidden_size or target.lm_head is None):
+        raise source.fail(
+            "borrows the target's lm_head, which cannot be had here: run the target with torch (runner='torch')."
+        )
     shared: dict[str, torch.Tensor | None] = {}
     if layers.hidden_size == target.hidden_size:
         shared = {"embed_tokens.weight": target.embedding, **({"lm_head.weight": target.lm_head} if full else {})}
@@ -188,6 +194,7 @@ def eagle3(
         lambda name: None if name in mapping else re.sub(r"^midlayer\.", "layers.0.", name),
         shared,
         zeros=tuple(n for n in mapping[:1] if n in source.shapes),
+        borrows_rows=borrows,
     )
 
 

@@ -2,9 +2,9 @@
 
 What does not fit the target is said before any weight is read. Of the files' tensors only these may be left out, or
 are passed over: `embed_tokens` (then the target's), `lm_head` (then the target's, where the head has its whole
-vocabulary; EAGLE-1 and MTP files never need one), `t2d` (made from d2t), copies of tied weights (MLP speculator);
-`verifier_lm_head`, `verifier_norm` and `rotary_emb.inv_freq` are passed over, and so is all that is not of the MTP
-layer in the target's own folder.
+vocabulary or its config says `lm_head_of_target`; EAGLE-1 and MTP files never need one), `t2d` (made from d2t), copies
+of tied weights (MLP speculator); `verifier_lm_head`, `verifier_norm` and `rotary_emb.inv_freq` are passed over, and so
+is all that is not of the MTP layer in the target's own folder.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def load_head(path: Path, target: TargetFacts, device: torch.device, dtype: torc
     plan = make_plan(source)
     places = find_places(source, plan)
     say_other_target(plan.head.spec.target, target.name, path)
-    tensors = read(store, plan, places, device, dtype)
+    tensors = read(store, plan, places, target, device, dtype)
     plan.head.load_state_dict(tensors, strict=True, assign=True)
     if isinstance(plan.head, LayeredHead):  # its angles are computed, not loaded
         plan.head.rotary = make_rotary(plan.head.config).to(device)
@@ -61,8 +61,9 @@ def find_places(source: Source, plan: Plan) -> dict[str, str]:
         places[own] = name
         if source.shapes[name] != wanted[own]:
             raise misshapen(source, name, wanted[own])
+    made = ("t2d", "lm_head.weight") if plan.borrows_rows else ("t2d",)
     for own, shape in wanted.items():
-        if own not in places and own not in plan.tied and own != "t2d":
+        if own not in places and own not in plan.tied and own not in made:
             check_shared(source, plan, own, shape)
     return places
 
@@ -87,7 +88,7 @@ def check_shared(source: Source, plan: Plan, own: str, wanted: tuple[int, ...]) 
 
 
 def read(
-    store: Store, plan: Plan, places: dict[str, str], device: torch.device, dtype: torch.dtype
+    store: Store, plan: Plan, places: dict[str, str], target: TargetFacts, device: torch.device, dtype: torch.dtype
 ) -> dict[str, torch.Tensor]:
     """A state dict. Tied weights are one tensor under several names."""
     wanted = plan.head.state_dict()
@@ -105,7 +106,16 @@ def read(
             )
     if "d2t" in wanted:
         out.update({n: t.to(device) for n, t in vocabulary(store, places, len(wanted["t2d"])).items()})
+    if plan.borrows_rows and target.lm_head is not None:
+        out["lm_head.weight"] = _rows(target.lm_head.detach(), out.get("d2t")).to(device, dtype)
     return out
+
+
+def _rows(matrix: torch.Tensor, offsets: torch.Tensor | None) -> torch.Tensor:
+    """The target's rows for the head's own vocabulary."""
+    if offsets is None:
+        return matrix
+    return matrix[(offsets + torch.arange(len(offsets), device=offsets.device)).to(matrix.device)]
 
 
 def vocabulary(store: Store, places: dict[str, str], size: int) -> dict[str, torch.Tensor]:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from headstart.errors import ModelError
+from headstart.models.heads.dialects import BORROWS
 from headstart.models.heads.eagle import Eagle3Head
 
 FORMAT = "0.9.0"  # of speculators, whose reading of these files was tried
@@ -20,16 +21,24 @@ LAYER_KEYS = (
 )  # fmt: skip
 
 
-def save_eagle3(head: Eagle3Head, folder: Path, target_name: str, tokens: int) -> None:
-    """`tokens` is how many are drafted where nobody says. Files that are there are replaced, each at once."""
+def save_eagle3(
+    head: Eagle3Head, folder: Path, target_name: str, tokens: int, embeddings: bool = True, output: bool = True
+) -> None:
+    """`tokens` is how many are drafted where nobody says. Files that are there are replaced, each at once.
+
+    Without `embeddings` a loader takes the target's, as vLLM does too. Without `output` it takes the target's rows of the
+    head's vocabulary: for heads that kept them as they were, and for Headstart alone.
+    """
     if head.flags.norm_before_fc and head.flags.fc_norm:
         raise ModelError(
             "A head with both norm_before_fc and fc_norm cannot be saved: the format has one or the other."
         )
     from safetensors.torch import save_file
 
-    tensors = {name: _alone(tensor) for name, tensor in head.state_dict().items()}
-    text = json.dumps(make_config(head, target_name, tokens), indent=2) + "\n"
+    left_out = [n for n, kept in (("embed_tokens.weight", embeddings), ("lm_head.weight", output)) if not kept]
+    tensors = {name: _alone(tensor) for name, tensor in head.state_dict().items() if name not in left_out}
+    config = make_config(head, target_name, tokens) | ({} if output else {BORROWS: True})
+    text = json.dumps(config, indent=2) + "\n"
     folder.mkdir(parents=True, exist_ok=True)
     _replace(folder / "model.safetensors", lambda path: save_file(tensors, path, metadata={"format": "pt"}))
     _replace(folder / "config.json", lambda path: path.write_text(text, encoding="utf-8"))
