@@ -38,6 +38,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "chain 5": {"num_speculative_tokens": 5},
     "tree 16": TREE | {"num_speculative_tokens": 5, "num_draft_nodes": 16},
     "tree 32": TREE | {"num_speculative_tokens": 6, "num_draft_nodes": 32},
+    "adaptive": {"policy": "adaptive"},
 }
 
 
@@ -59,7 +60,8 @@ def spec_bench(path: str, count: int) -> list[tuple[str, str]]:
 # ------------------------------------------------------------------ measuring
 def measure(args: argparse.Namespace, name: str, prompts: list[tuple[str, str]], temperature: float, how: str) -> Any:
     """One way against plain decoding, prompt by prompt in turns."""
-    spec = {"method": args.method, "model": args.head, "verification": how} | WAYS[name] | json.loads(args.more)
+    spec = {"method": args.method, "verification": how} | WAYS[name] | json.loads(args.more)
+    spec |= {"model": args.head} if args.head else {}
     options = json.loads(args.engine) | {"share_prefixes": False, "max_model_len": 2048}
     rows = []
     with LLM(args.target, speculative=spec, **options) as llm:
@@ -140,7 +142,7 @@ def _cells(s: dict[str, Any]) -> list[str]:
 def provenance(args: argparse.Namespace) -> dict[str, Any]:
     cuda = torch.cuda.is_available()
     return {
-        "target": Path(args.target).name, "head": Path(args.head).name, "device": torch.cuda.get_device_name() if cuda else
+        "target": Path(args.target).name, "head": Path(args.head).name if args.head else "its own", "device": torch.cuda.get_device_name() if cuda else
         f"{platform.machine()}, {os.cpu_count()} cores", "load": os.getloadavg()[0], "torch": torch.__version__,
         "headstart": headstart.__version__, "commit": os.environ.get("HEADSTART_COMMIT", report.commit()),
         "tokens": args.tokens, "options": args.engine, "command": " ".join(sys.argv),
@@ -150,7 +152,7 @@ def provenance(args: argparse.Namespace) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", default="smollm2")
-    parser.add_argument("--head", help="the head's folder")
+    parser.add_argument("--head", help="the head's folder; left out, the one that comes with the target")
     parser.add_argument("--method", default="eagle3")
     parser.add_argument("--gsm8k", help="GSM8K's test.jsonl")
     parser.add_argument("--spec-bench", help="Spec-Bench's question.jsonl")

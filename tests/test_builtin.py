@@ -23,6 +23,7 @@ TOY = Builtin(
     "toy-package==1.0",
     "HEADSTART_TOY",
     len(WEIGHTS),
+    "toys/toy",
 )
 
 

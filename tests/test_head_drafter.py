@@ -306,3 +306,81 @@ def test_the_kv_of_a_head_lies_in_the_targets_slots() -> None:
     assert isinstance(drafter, HeadDrafter) and len(drafter.keys) == 2
     assert len(drafter.keys[0]) == 80 + 8 * drafter._most_nodes()
     assert drafter.head.shapes[0] == LayerShape(2, 8, 8, torch.float32)
+
+
+# ------------------------------------------------------------------ from a folder
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory) -> tuple[Any, Any]:
+    """A tiny model with its tokenizer, and a head for it."""
+    from transformers import LlamaConfig
+
+    from headstart.models.heads.save import save_eagle3
+
+    place = tmp_path_factory.mktemp("tiny")
+    tiny.folder(place / "model")
+    facts = LlamaConfig.from_pretrained(place / "model")
+    config = LlamaConfig(
+        hidden_size=facts.hidden_size, intermediate_size=64, num_hidden_layers=1, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=16, vocab_size=facts.vocab_size,
+    )  # fmt: skip
+    torch.manual_seed(5)
+    spec = HeadSpec("eagle3", facts.hidden_size, facts.vocab_size, facts.vocab_size, (1, 2, 3))
+    save_eagle3(Eagle3Head(spec, config, Eagle3Flags()), place / "head", "model", 4)
+    return place / "model", place / "head"
+
+
+@pytest.mark.parametrize("dtype", ["auto", "float32"])
+def test_a_head_is_named_like_a_draft_model(folders, dtype: str) -> None:
+    from headstart import LLM, SamplingParams
+
+    model, head = folders
+    params = SamplingParams(temperature=0, max_tokens=12)
+    with LLM(str(model)) as plain:
+        wanted = plain.generate("a b c d", params)[0].token_ids
+    with LLM(str(model), speculative={"method": "eagle3", "model": str(head), "draft_dtype": dtype}) as llm:
+        out = llm.generate("a b c d", params)[0]
+        small = type(llm.engine.drafting.drafters["eagle3"].head.layers[0].mlp.down_proj).__name__
+    assert out.token_ids == wanted and out.stats.drafted > 0
+    assert small == ("SmallLinear" if dtype == "auto" else "Linear")
+
+
+def test_a_head_of_another_kind_and_none_at_all(folders) -> None:
+    from headstart import LLM
+
+    model, head = folders
+    with pytest.raises(ConfigError, match="use method 'eagle3'"):
+        LLM(str(model), speculative={"method": "medusa", "model": str(head)})
+    with pytest.raises(ConfigError, match="needs its checkpoint"):
+        LLM(str(model), speculative={"method": "eagle3"})
+
+
+def test_the_built_in_model_has_a_head_of_its_own() -> None:
+    from headstart.models.builtin import head_of
+    from headstart.models.heads.load import TargetFacts, load_head
+
+    path = head_of("smollm2", "eagle3")
+    assert path is not None and head_of("smollm2", "medusa") is None and head_of("other", "eagle3") is None
+    assert sum(f.stat().st_size for f in path.iterdir()) < 16e6 and (path / "README.md").exists()
+    rows = torch.randn(49152, 576)
+    facts = TargetFacts("HuggingFaceTB/SmolLM2-135M-Instruct", 576, 49152, 30, torch.randn(49152, 576), rows)
+    head = load_head(path, facts, torch.device("cpu"), torch.float32)
+    assert head.spec.taps == (2, 15, 27) and head.targets is not None
+    assert torch.equal(head.lm_head.weight, rows[head.targets])
+
+
+def test_a_head_becomes_a_folder_for_vllm(folders, tmp_path, capsys) -> None:
+    from safetensors import safe_open
+    from typer.testing import CliRunner
+
+    from headstart.cli import app
+
+    model, head = folders
+    out = CliRunner().invoke(app, ["convert", str(head), "--out", str(tmp_path / "out"), "--target", str(model)])
+    assert out.exit_code == 0, out.output
+    with safe_open(tmp_path / "out" / "model.safetensors", "pt") as file:
+        assert {"embed_tokens.weight", "lm_head.weight", "fc.weight"} <= set(file.keys())
+        assert file.get_tensor("fc.weight").dtype == torch.bfloat16
+    wrong = CliRunner().invoke(
+        app, ["convert", str(head), "--out", str(tmp_path / "x"), "--target", str(model), "--dtype", "int3"]
+    )
+    assert wrong.exit_code == 2 and "is not known" in wrong.output

@@ -96,3 +96,17 @@ def test_what_cannot_be_quantised_is_refused_in_one_sentence():
         make_runner(small_model(), fuse=False, quantize="int8")
     with pytest.raises(ConfigError, match="multiple of 32"):
         make_runner(small_model(hidden=48), quantize="int4")
+
+
+def test_a_small_network_says_nearly_the_same() -> None:
+    torch.manual_seed(0)
+    network = torch.nn.Sequential(torch.nn.Linear(64, 96), torch.nn.SiLU(), torch.nn.Linear(96, 40, bias=False))
+    odd = torch.nn.Sequential(torch.nn.Linear(30, 8))
+    x = torch.randn(5, 64)
+    with torch.inference_mode():
+        before = network(x)
+        quantized.shrink(network)
+        quantized.shrink(odd)
+        after = network(x)
+    assert isinstance(network[0], quantized.SmallLinear) and isinstance(odd[0], torch.nn.Linear)
+    assert not torch.equal(before, after) and (before - after).abs().max() < 0.05 * before.abs().max()

@@ -174,7 +174,17 @@ OWN_OPTIONS = {  # options that only some methods read
 TREE_OPTIONS = ("top_k", "max_branches", "p_split")
 HEADS = ("eagle3", "eagle", "medusa", "mlp_speculator", "mtp")  # that draft from the target's hidden states
 LATER = ("dflash", "dspark")
-_GROWING = ("model", "tree", "top_k", "max_branches", "min_draft_tokens", "p_min", "p_split", "draft_sample_method")
+_GROWING = (
+    "model",
+    "draft_dtype",
+    "tree",
+    "top_k",
+    "max_branches",
+    "min_draft_tokens",
+    "p_min",
+    "p_split",
+    "draft_sample_method",
+)
 OWN_OPTIONS |= dict.fromkeys(HEADS, _GROWING)
 
 

@@ -374,23 +374,22 @@ def _load_draft(
 
 def _load_head(config: SpeculativeConfig, target: Loaded) -> Head:
     """The checkpoint that the config names, checked against its target before a weight is read."""
-    from headstart.models.builtin import head_of
+    import torch
+
+    from headstart.models import quantized
+    from headstart.models.builtin import head_of, hub_id
     from headstart.models.heads.load import TargetFacts, load_head
+    from headstart.models.load import pick_dtype
 
     path = Path(config.model).expanduser() if config.model else head_of(target.name, config.method)
     if path is None:
         name = config.method
         raise ConfigError(f"method {name!r} needs its checkpoint: {{'method': {name!r}, 'model': 'path or name'}}.")
-    model = target.model
-    text, embedding, output = (
-        model.config.get_text_config(),
-        model.get_input_embeddings(),
-        model.get_output_embeddings(),
-    )
-    facts = TargetFacts(
-        target.name, text.hidden_size, output.weight.shape[0], text.num_hidden_layers, embedding.weight, output.weight
-    )
-    head = load_head(path, facts, model.device, model.dtype)
+    model, facts = target.model, TargetFacts.of(hub_id(target.name), target.model)
+    dtype = model.dtype if config.draft_dtype == "auto" else pick_dtype(config.draft_dtype, model.device)
+    head = load_head(path, facts, model.device, dtype)
+    if config.draft_dtype == "auto" and model.device.type == "cpu" and dtype == torch.float32:
+        quantized.shrink(head)
     method = "mlp_speculator" if head.spec.kind == "mlp" else head.spec.kind
     if method != config.method:
         raise ConfigError(f"{path} holds a head of another kind: use method {method!r}.")

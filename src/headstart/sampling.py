@@ -86,7 +86,8 @@ def top_scores(
         scores[noisy] += gumbel(_keys([rows[i] for i in noisy], logq.device), tokens)
     best = scores.topk(min(k, scores.shape[1]), dim=-1)
     found = best.indices if ids is None else ids[best.indices]
-    return found, (best.values - scores.logsumexp(-1, keepdim=True)).exp(), logq
+    total = scores.logsumexp(-1, keepdim=True) if noisy else 0.0  # without noise the scores are log q, which sum to one
+    return found, (best.values - total).exp(), logq
 
 
 def _log_p(x: torch.Tensor, row: Row) -> torch.Tensor:

@@ -159,20 +159,26 @@ class SpeculationOptions:
         option(
             "--drafter",
             "-d",
-            help="none, ngram, suffix, draft_model, or a class of yours by dotted path.",
+            help="none, ngram, suffix, draft_model; a head: eagle3, eagle, medusa, mlp_speculator, mtp; or a class of yours "
+            "by dotted path.",
             panel=SPECULATION,
         ),
     ] = None
     draft_model: Annotated[
         str | None,
-        option("--draft-model", help="Model that drafts: name, folder, GGUF file or hub id.", panel=SPECULATION),
+        option(
+            "--draft-model",
+            help="What drafts: a model's name, folder, GGUF file or hub id, or a head's folder.",
+            panel=SPECULATION,
+        ),
     ] = None
     num_speculative_tokens: Annotated[
         int | None,
         option("--num-speculative-tokens", "-k", help="How deep a draft may reach. [default: 5]", panel=SPECULATION),
     ] = None
     tree: Annotated[
-        bool, option("--tree", help="Let the draft model branch instead of drafting one chain.", panel=SPECULATION)
+        bool,
+        option("--tree", help="Let the draft model or head branch instead of drafting one chain.", panel=SPECULATION),
     ] = False
     verification: Annotated[
         str | None,

@@ -18,13 +18,13 @@ import numpy as np
 import torch
 
 from headstart.config import SpeculativeConfig
-from headstart.core import Batch, Draft, Reading, RequestView, Segment, Tree, View
+from headstart.core import Batch, Draft, Reading, Request, RequestView, Segment, Tree, View
 from headstart.drafters import Needs, Surroundings
 from headstart.drafters.growing import GrowingDrafter, Growth, frontier_shape, unpack
 from headstart.errors import ConfigError
 from headstart.models.attention import Context
 from headstart.models.heads import Head
-from headstart.sampling import Row, is_sure, top_scores
+from headstart.sampling import Row, argmax, is_sure, top_scores
 
 EAGER = 64  # features of so many tokens are read at once; fewer wait until a draft is asked for
 
@@ -174,6 +174,11 @@ class HeadDrafter(GrowingDrafter):
             self._states[g.view.id] = torch.cat([self._states[g.view.id], state[segment.start : segment.stop]])
         unpack(growths, self.head.logits(level, state))
 
+    def _best(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
+        """The likeliest token of each row: all that a greedy chain needs to know."""
+        best = torch.tensor(argmax(logits), device=logits.device)[:, None]
+        return best if self.targets is None else self.targets[best], torch.ones(len(best), 1), None
+
     def _own_slots(self, g: Growth, count: int) -> np.ndarray:
         first = self.num_slots + list(self._states).index(g.view.id) * self._most_nodes()
         return np.arange(first, first + count)
@@ -182,9 +187,15 @@ class HeadDrafter(GrowingDrafter):
         self, logits: torch.Tensor, rows: list[Row], samples: bool, level: int
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
         """Within the head's own vocabulary where nothing but temperature and noise decides."""
+        if self.shape[0] == 1 and self.config.p_min <= 0 and all(_is_plain(r.request) for r in rows):
+            return self._best(logits)
         if self.targets is None:
             return top_scores(logits.float(), rows, self.shape[0])
         if samples or not all(is_sure(r.request) for r in rows):
             whole = torch.full((len(logits), self.around.vocab_size), -torch.inf, device=logits.device)
             return top_scores(whole.index_copy_(1, self.targets, logits.float()), rows, self.shape[0])
         return top_scores(logits.float(), rows, self.shape[0], self.targets)
+
+
+def _is_plain(request: Request) -> bool:
+    return request.params.greedy and is_sure(request)

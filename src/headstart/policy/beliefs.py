@@ -10,11 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from headstart import tree
+from headstart.config import HEADS
 from headstart.core import Request, Tree
 
 Kind = tuple[str, int, int]  # drafter, what it says of the node, how deep (2: or more)
 OLD, AGED = 0.9, 0.999  # what is left of a request's, and of everybody's past experience, after one more node
-DOUBT = 0.3  # the chance of a node of which nothing is known
+DOUBT = 0.3  # the chance of a node of which nothing is known,
+HOPE = 0.8  # and where it comes from a head: one that was trained for this target
 TRUST = 3.0  # trials of its own after which a request's experience outweighs everybody's
 OPEN = 4  # claims of one request that wait for its text
 
@@ -85,7 +87,7 @@ class Beliefs:
 
     def _chance(self, request: str, kind: Kind) -> float:
         shared = self._all.get(kind) or Count()
-        general = (shared.right + DOUBT) / (shared.tried + 1)
+        general = (shared.right + (HOPE if kind[0] in HEADS else DOUBT)) / (shared.tried + 1)
         history = self._own.get(request)
         own = history.counts.get(kind) if history else None
         return general if own is None else (own.right + TRUST * general) / (own.tried + TRUST)

@@ -60,6 +60,13 @@ class TargetFacts:
     embedding: torch.Tensor | None = None  # (vocabulary, hidden)
     lm_head: torch.Tensor | None = None  # (vocabulary, hidden)
 
+    @staticmethod
+    def of(name: str, model: Any) -> TargetFacts:
+        """Of a transformers model in memory."""
+        config, output = model.config.get_text_config(), model.get_output_embeddings().weight
+        embedding = model.get_input_embeddings().weight
+        return TargetFacts(name, config.hidden_size, len(output), config.num_hidden_layers, embedding, output)
+
 
 @dataclass
 class Plan:

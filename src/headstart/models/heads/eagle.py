@@ -100,6 +100,9 @@ class FirstLayer(Layer):
         return self.run(normed if self.norm_before_residual else x, read, angles, context)
 
 
+STEADY = ("default", "linear", "llama3")  # kinds of RoPE whose angles depend on the position alone
+
+
 class LayeredHead(Head):
     """A head with layers that attend, and so with KV of its own. `config` is theirs, as transformers has it."""
 
@@ -115,8 +118,19 @@ class LayeredHead(Head):
 
     def angles(self, positions: torch.Tensor, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """cos and sin (T, 1, head size), of the dtype of `like`."""
-        cos, sin = self.rotary(like, positions[None])
-        return cos[0, :, None], sin[0, :, None]
+        if self.training or like.device.type != "cpu" or self.rotary.rope_type not in STEADY:
+            cos, sin = self.rotary(like, positions[None])
+            return cos[0, :, None], sin[0, :, None]
+        cos, sin = self._table(int(positions.max()) + 1, like)
+        return cos[positions], sin[positions]
+
+    def _table(self, length: int, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Angles of the first positions: looked up, they cost a tenth of being computed."""
+        known = self.__dict__.get("_angles")
+        if known is None or len(known[0]) < length or known[0].dtype != like.dtype:
+            cos, sin = self.rotary(like, torch.arange(2 * length)[None])
+            known = self.__dict__["_angles"] = (cos[0, :, None], sin[0, :, None])
+        return known
 
 
 class Eagle3Head(LayeredHead):
