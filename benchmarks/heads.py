@@ -141,12 +141,18 @@ def _cells(s: dict[str, Any]) -> list[str]:
 
 def provenance(args: argparse.Namespace) -> dict[str, Any]:
     cuda = torch.cuda.is_available()
+    where = torch.cuda.get_device_name() if cuda else f"{platform.machine()}, {os.cpu_count()} cores"
     return {
-        "target": Path(args.target).name, "head": Path(args.head).name if args.head else "its own", "device": torch.cuda.get_device_name() if cuda else
-        f"{platform.machine()}, {os.cpu_count()} cores", "load": os.getloadavg()[0], "torch": torch.__version__,
-        "headstart": headstart.__version__, "commit": os.environ.get("HEADSTART_COMMIT", report.commit()),
-        "tokens": args.tokens, "options": args.engine, "command": " ".join(sys.argv),
-    }  # fmt: skip
+        "target": Path(args.target).name,
+        "head": Path(args.head).name if args.head else "its own",
+        "device": where,
+        "load": os.getloadavg()[0],
+        "torch": torch.__version__,
+        "headstart": headstart.__version__,
+        "commit": report.commit(),
+        "tokens": args.tokens,
+        "options": args.engine,
+    }
 
 
 def main() -> None:

@@ -129,12 +129,12 @@ def test_a_chain_is_that_of_the_whole_text(options: dict) -> None:
         assert draft.tokens == expected_chain(head, model, tokens, len(draft)), len(tokens)
 
 
-def test_chains_after_preemption_are_the_same() -> None:
+def test_chains_after_preemption_are_the_same(capsys) -> None:
     head = eagle()
     e = engine(tiny.model(), CHAIN, head=head, pages=14, max_len=50, share_prefixes=False)
     seen, rs = watched(e), asked(4)
     assert run(e, rs) == plain_texts(rs)
-    assert sum(r.stats.preemptions for r in rs) > 0
+    assert sum(r.stats.preemptions for r in rs) > 0 and "without drafts" not in capsys.readouterr().err
     for tokens, draft in seen[::3]:
         assert draft.tokens == expected_chain(head, tiny.model(), tokens, len(draft))
 
@@ -152,6 +152,21 @@ def test_a_shared_prefix_is_not_read_again() -> None:
     shared = second.stats.cached_prompt_tokens
     assert shared > 8 and dict(reversed(rows))[second.id] == len(second.prompt) - shared
     assert second.stats.drafted > 0
+
+
+@pytest.mark.parametrize("first", [False, "short", True], ids=str)
+def test_what_the_head_has_not_read_is_not_shared_with_it(first: Any) -> None:
+    """A request without drafts leaves its pages to its like; one that ends early has been read to its end."""
+    head, prompt = eagle(), tiny.prompts(1)[0] * 3
+    e = engine(tiny.model(), CHAIN, head=head)
+    before = request([*prompt, 5], first if first is False else None, max_tokens=1 if first == "short" else 6, eos=None)
+    again = request([*prompt, 5], max_tokens=6, eos=None)
+    run(e, [before])
+    seen = watched(e)
+    run(e, [again])
+    assert (again.stats.cached_prompt_tokens > 8) == (first is not False)
+    for tokens, draft in seen:
+        assert draft.tokens == expected_chain(head, tiny.model(), tokens, len(draft))
 
 
 def test_trees_hold_the_likeliest_paths() -> None:
@@ -280,6 +295,21 @@ def test_a_head_without_memory_drafts_as_deep_as_it_can() -> None:
 
 
 # ------------------------------------------------------------------ what is refused
+def test_a_network_of_products_alone_is_made_small_and_still_has_a_device() -> None:
+    from headstart.models import quantized
+
+    class Products(Head):
+        def __init__(self) -> None:
+            super().__init__()
+            self.spec = HeadSpec("medusa", 64, tiny.VOCAB, tiny.VOCAB, (3,), max_depth=1)
+            self.out = torch.nn.Linear(64, tiny.VOCAB)
+
+    head = Products()
+    quantized.shrink(head)
+    e = engine(tiny.model(), {"method": "medusa"}, head=head)
+    assert e.drafting.drafters["medusa"].device == torch.device("cpu")
+
+
 def test_a_head_needs_its_checkpoint() -> None:
     with pytest.raises(ConfigError, match="needs its checkpoint"):
         engine(tiny.model(), CHAIN)

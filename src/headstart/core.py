@@ -13,7 +13,7 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -223,6 +223,7 @@ class Request:
     prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
     stats: Stats = field(default_factory=Stats)
     arrived: float = 0.0
+    space: int = 0  # KV is shared within one: a drafter that keeps its own beside the target's needs to have read it
 
     def __post_init__(self) -> None:
         self.id = self.id or f"r{next(_ids)}"
@@ -373,10 +374,11 @@ class Reading:
     start: int
     rows: list[int]  # of the forward's hidden states, one for each token
     slots: np.ndarray  # of the text, up to there
+    ends: bool = False  # the text is over, and its KV stays for others to find
 
     def last(self) -> Reading:
         """Its last token alone."""
-        return Reading(self.id, self.tokens, self.start + len(self.rows) - 1, self.rows[-1:], self.slots)
+        return replace(self, start=self.start + len(self.rows) - 1, rows=self.rows[-1:])
 
 
 @dataclass

@@ -94,6 +94,12 @@ class Drafting:
         """Hidden states that drafters ask of the target."""
         return tuple(sorted({layer for d in self.drafters.values() for layer in d.needs.hidden_layers}))
 
+    def space(self, request: Request) -> int:
+        """Requests share KV with those whose drafter has read it: 0 for all that need no hidden states."""
+        reading = [name for name, d in self.drafters.items() if d.needs.hidden_layers]
+        name = self.choose(request)
+        return 1 + reading.index(name) if name in reading else 0
+
     def verification(self, request: Request) -> str:
         return request.speculation.verification or self.config.verification
 

@@ -129,6 +129,7 @@ class Engine:
         """Take a request on; says what is wrong with it before anything is allocated."""
         self._check(request)
         self.drafting.choose(request)
+        request.space = self.drafting.space(request)
         request.arrived = request.arrived or time.perf_counter()
         self.delivery.add(request)
         self.scheduler.add(request)
@@ -236,14 +237,14 @@ class Engine:
 
     def _abandon(self, before: Flight | None) -> list[Request]:
         """A step broke: whoever had a part in it, or in one that is not settled, cannot go on."""
-        flights = [f for f in (before, self._flight) if f is not None and not f.settled]
+        flights = [f for f in dict.fromkeys((before, self._flight)) if f is not None and not f.settled]
         self._flight = None
         failed = {p.request.id: p.request for p in [*self._plan.parts, *(p for f in flights for p in f.plan.parts)]}
         for request in failed.values():  # pages that were promised may not hold what they say
             promised = sum(
                 p.piece for f in flights for p in f.plan.parts if p.request in f.expected and p.request is request
             )
-            self.pool.forget(request.id, request.computed - promised)
+            self.pool.forget(request.id, max(0, request.computed - promised))
         return list(failed.values())
 
     def _deliver(self) -> list[tuple[Request, Chunk | Exception]]:
@@ -294,17 +295,22 @@ class Engine:
         if self.texts is None:
             return
         more = before.drafted_for if before is not None else {}
+        seats = {p.request.id: p.seat for p in before.plan.ready} if before is not None else {}
         for part in plan.ready:
             r = part.request
             if before is not None and r in before.expected:
-                part.seat, part.spare = self.texts.find(r.id), more.get(r.id, 0)
+                part.seat, part.spare = seats.get(r.id, -1), more.get(r.id, 0)
             elif self._can_draft_ahead(r):
                 part.seat = self.texts.sit(r.id, r.tokens)
 
     def _expect(self, flight: Flight) -> None:
-        """Go on as if every request had its next token."""
+        """Go on as if every request had its next token, with room for all that it may have accepted."""
+        more = flight.drafted_for
         for part in flight.plan.parts:
             if part.request.finish_reason is None:
+                if spare := more.get(part.request.id):
+                    held = self.pool.reserve(part.request.id, len(part.request.tokens) + 1 + spare)
+                    assert held, "there was room for everybody"
                 part.request.computed += part.piece
                 if part.ready:
                     part.request.tokens.append(PENDING)
@@ -505,7 +511,7 @@ class Engine:
         for part in flight.plan.ready:
             r = part.request
             if r.finish_reason is not None and r.id in self.pool.tables:
-                self.pool.seal(r.id, r.tokens, r.computed)  # for whoever goes on from here
+                self.pool.seal(r.id, r.tokens, r.computed, r.space)  # for whoever goes on from here
                 self._leave(r)
 
     def _readings(self, flight: Flight, verdicts: list[Verdict]) -> list[tuple[Planned, Reading]]:
@@ -513,10 +519,10 @@ class Engine:
         out, ready = [], iter(verdicts)
         for part, segment in zip(flight.plan.parts, flight.batch.segments, strict=True):
             r, accepted = part.request, next(ready).accepted if part.ready else []
-            if r.finish_reason is None:
-                root = segment.start + part.piece
-                rows = [*range(segment.start, root), *(root + n for n in accepted)]
-                out.append((part, Reading(r.id, r.tokens, segment.context, rows, self._slots(r))))
+            if r.id in self.pool.tables:
+                root, ends = segment.start + part.piece, r.finish_reason is not None
+                rows = [*range(segment.start, root), *(root + n for n in accepted)][: r.computed - segment.context]
+                out.append((part, Reading(r.id, r.tokens, segment.context, rows, self._slots(r), ends)))
         return out
 
     def _slots(self, request: Request) -> np.ndarray:

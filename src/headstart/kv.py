@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 Text = list[tuple[int, int]]  # sealed pages in order, each with its serial
-ROOT = 0  # the serial before the first page
+ROOT = 0  # the serial before the first page; spaces, which do not share, count down from here
 NOTHING = np.empty(0, dtype=np.int64)
 
 
@@ -118,12 +118,13 @@ class KVPool:
         return self.tables[request_id].slots[:stop]
 
     # -------------------------------------------------------------- sharing
-    def attach(self, request_id: str, tokens: Sequence[int], computed: int, limit: int) -> int:
-        """Take over sealed pages that continue this request's text, up to `limit` tokens. Returns how many now lie in KV."""
+    def attach(self, request_id: str, tokens: Sequence[int], computed: int, limit: int, space: int = 0) -> int:
+        """Take over sealed pages of this space that continue this request's text, up to `limit` tokens. Returns how many now
+        lie in KV."""
         table = self.tables.setdefault(request_id, Table())
         size = self.page_size
         while self.share_prefixes and computed == len(table.serials) * size and computed + size <= limit:
-            key = (table.serials[-1] if table.serials else ROOT, tuple(tokens[computed : computed + size]))
+            key = (table.serials[-1] if table.serials else ROOT - space, tuple(tokens[computed : computed + size]))
             hit = self._sealed.get(key)
             if hit is None:
                 break
@@ -136,13 +137,13 @@ class KVPool:
             computed += size
         return computed
 
-    def seal(self, request_id: str, tokens: Sequence[int], known: int) -> None:
+    def seal(self, request_id: str, tokens: Sequence[int], known: int, space: int = 0) -> None:
         """Register the full pages among the first `known` tokens, which are in KV or will be after this forward."""
         table = self.tables[request_id]
         size = self.page_size
         while self.share_prefixes and (len(table.serials) + 1) * size <= known:
             i = len(table.serials)
-            key = (table.serials[-1] if table.serials else ROOT, tuple(tokens[i * size : (i + 1) * size]))
+            key = (table.serials[-1] if table.serials else ROOT - space, tuple(tokens[i * size : (i + 1) * size]))
             page = table.pages[i]
             if key in self._sealed:  # the same text was computed twice: this copy stays private, its twin is found
                 table.serials.append(self._sealed[key][1])

@@ -381,6 +381,10 @@ def _load_head(config: SpeculativeConfig, target: Loaded) -> Head:
     from headstart.models.heads.load import TargetFacts, load_head
     from headstart.models.load import pick_dtype
 
+    if not hasattr(target.model, "config"):
+        raise ConfigError(
+            f"{config.method!r} needs hidden states of the target, which llama.cpp has not: use runner='torch'."
+        )
     path = Path(config.model).expanduser() if config.model else head_of(target.name, config.method)
     if path is None:
         name = config.method

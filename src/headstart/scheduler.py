@@ -123,7 +123,7 @@ class Scheduler:
             return
         if request.computed + 1 < len(request.tokens):
             last = len(request.tokens) - 1
-            request.computed = self.pool.attach(request.id, request.tokens, request.computed, last)
+            request.computed = self.pool.attach(request.id, request.tokens, request.computed, last, request.space)
 
     def _complete(self, request: Request) -> bool:
         """All its tokens are on their way: only the last one's name is missing."""
@@ -131,7 +131,7 @@ class Scheduler:
 
     def _take(self, request: Request, plan: Plan, piece: int) -> int:
         known = request.computed + piece - (request.tokens[request.computed + piece - 1] == PENDING)
-        self.pool.seal(request.id, request.tokens, known)
+        self.pool.seal(request.id, request.tokens, known, request.space)
         plan.parts.append(Planned(request, piece, request.computed + piece == len(request.tokens)))
         return piece
 
@@ -149,7 +149,7 @@ class Scheduler:
         for part, wanted in zip(plan.ready, budgets, strict=True):
             r = part.request
             wanted = max(0, min(wanted, room))
-            while (wanted or part.spare) and not self.pool.reserve(r.id, len(r.tokens) + part.spare + wanted):
+            while wanted and not self.pool.reserve(r.id, len(r.tokens) + part.spare + wanted):
                 wanted //= 2
             part.budget = wanted
             room -= wanted

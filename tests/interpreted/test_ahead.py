@@ -203,3 +203,33 @@ def test_library_products_follow_too(monkeypatch) -> None:
 def test_a_policy_that_looks_at_drafts_gets_them_on_the_host() -> None:
     e = engine(small(), NGRAM | {"policy": "adaptive"})
     assert e.texts is None and run(e, asked(12)) == [w[:12] for w in wanted()]
+
+
+def test_drafts_of_different_lengths_stay_in_their_own_rows() -> None:
+    """One request may have one token drafted, its neighbour six, and their texts are alike."""
+    prompts = [PROMPTS[1], PROMPTS[1] + wanted()[1][:3], PROMPTS[1] + wanted()[1][:6]]
+    spec = NGRAM | {"num_speculative_tokens": 6}
+
+    def rs(how: Any) -> list[Request]:
+        most = [{"max_tokens": 1}, {"max_tokens": 2}, None]
+        return [
+            request(p, how or m, seed=i, eos=None, max_tokens=10 + i)
+            for i, (p, m) in enumerate(zip(prompts, most, strict=True))
+        ]
+
+    assert run(engine(small(), spec), rs(None)) == run(engine(TorchRunner(small())), rs(None))
+
+
+def test_more_mail_than_rows() -> None:
+    """Room for the size of each draft, and for drafts of which one is longer than the others."""
+    prompts = [PROMPTS[i % 3] + [i] for i in range(7)]
+    spec = NGRAM | {"num_speculative_tokens": 9}
+    ours = [request(p, seed=i, eos=None, max_tokens=12) for i, p in enumerate(prompts)]
+    theirs = [request(p, seed=i, eos=None, max_tokens=12) for i, p in enumerate(prompts)]
+    assert run(engine(small(), spec, max_batch_tokens=64), ours) == run(engine(TorchRunner(small())), theirs)
+
+
+def test_room_that_was_promised_is_held_before_anybody_else_gets_some() -> None:
+    e = engine(small(), NGRAM, pages=9, max_len=34, share_prefixes=False)
+    rs = asked(12)
+    assert run(e, rs, arrivals=2) == [w[:12] for w in wanted()]

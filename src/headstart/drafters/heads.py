@@ -11,6 +11,7 @@ proposal.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -48,7 +49,7 @@ class HeadDrafter(GrowingDrafter):
         self.head = self._given()
         self.needs = Needs(hidden_layers=self.head.spec.taps)
         self.targets = self.head.targets
-        self.device = next(self.head.parameters()).device
+        self.device = next(itertools.chain(self.head.parameters(), self.head.buffers())).device
         self.keys: list[torch.Tensor] = []
         self.values: list[torch.Tensor] = []
         self.num_slots = 0  # of the target; the head's own lie behind
@@ -88,7 +89,7 @@ class HeadDrafter(GrowingDrafter):
             if r.start != trail.known or not self.head.shapes:  # taken over from others, or computed anew
                 trail.read, trail.features, trail.state = r.start, [], None
             trail.features.append(own)
-        long = [r for r in readings if self._trails[r.id].known - self._trails[r.id].read >= EAGER]
+        long = [r for r in readings if r.ends or self._trails[r.id].known - self._trails[r.id].read >= EAGER]
         self._catch_up([(r.id, r.tokens, r.slots) for r in long])
 
     @torch.inference_mode()
@@ -120,6 +121,8 @@ class HeadDrafter(GrowingDrafter):
         depth = min(self.config.num_speculative_tokens, r.max_depth, r.budget, r.max_depth if most is None else most)
         trail = self._trails.get(r.id)
         if depth < 1 or r.request is None or trail is None or trail.known != len(r.tokens) - 1:
+            return None
+        if len(r.slots) < trail.known:  # it was set aside, and is computed anew in this step
             return None
         rule, samples = self._rule(r, r.request)
         return Growth(r, list(r.tokens), rule, depth, len(r.tokens), samples, frontier=[-1])

@@ -90,7 +90,7 @@ class KernelRunner(TorchRunner):
         self.graph_rows = _graph_rows(self.device, self.vocab_size, max_rows)
         self.logits = torch.empty(self.graph_rows, self.vocab_size, dtype=torch.float32, device=self.device)
         self.chosen = torch.zeros(max_rows + 1, dtype=torch.int32, device=self.device)
-        self.mail = torch.zeros(max_rows, dtype=torch.int32, device=self.device)
+        self.mail = torch.zeros(max_rows * (1 + max_segments), dtype=torch.int32, device=self.device)
         self.desk = choose.Desk(max_rows, self.vocab_size, self.device)
         self.room = self._room()
         self.block = torch.zeros(BLOCK_SIZE, dtype=torch.int32, device=self.device)

@@ -129,7 +129,8 @@ class SmallLinear(torch.nn.Module):
 
     def __init__(self, product: Product) -> None:
         super().__init__()
-        self.product, self.weight = product, torch.empty(0)  # whose dtype and device others may ask for
+        self.product = product
+        self.register_buffer("weight", torch.empty(0), persistent=False)  # whose dtype and device others may ask for
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """(T, inputs) -> (T, outputs)."""

@@ -27,7 +27,7 @@ def _advance(
     segment = tl.program_id(0)
     told = tl.load(sized + segment)
     if (told >= 0) & (tl.load(nodes + segment) >= 0):
-        tl.store(nodes + segment, tl.load(mail + told))
+        tl.store(nodes + segment, tl.minimum(tl.load(nodes + segment), tl.load(mail + told)))
     if tl.load(moves + segment) > 0:
         own = tl.load(seat + segment).to(tl.int64)
         last = tl.load(lengths + own) - 1
