@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -14,7 +13,6 @@ from headstart.cli.groups import expand
 from headstart.cli.options import SAMPLING, EngineOptions, MaxTokens, Quiet, SpeculationOptions, Temperature, option
 from headstart.config import SpeculativeConfig
 from headstart.core import SamplingParams
-from headstart.models.builtin import head_of
 from headstart.progress import note, set_quiet, status
 
 if TYPE_CHECKING:
@@ -50,7 +48,7 @@ class Stack:
 NEXT = """\
 What to try next:
   headstart demo --temperature 0.7 --seed 3    sampled, and still the same text
-  headstart demo --drafter ngram               another drafter: it copies from the text
+  headstart demo --drafter eagle3              the neural head that comes with this model
   headstart demo --prompt "..." --model NAME   your prompt on your model
   headstart generate "..." --drafter ngram --profile
   headstart chat --drafter ngram"""
@@ -73,15 +71,14 @@ def demo(
 ) -> None:
     """Race plain decoding against speculation, and compare both texts token by token.
 
-    One model is loaded. Each prompt is first decoded plainly, then with the drafter: unless you name one, the head that
-    comes with the built-in model, which drafts as much as pays on this machine, and ngram for any other model.
+    One model is loaded. Each prompt is first decoded plainly, then with the drafter (ngram unless you name another).
     Accepted draft tokens are coloured. Exit code 1 means that the texts differ where they must not.
 
     Example: `headstart demo --drafter suffix --prompt "Repeat: to be or not to be"`
     """
     set_quiet(quiet)
     params = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=seed)
-    config = _usual(speculation, engine).config(default="ngram")
+    config = speculation.config(default="ngram")
     load = _load_average()
     with engine.open(config) as llm:
         races = _prepare(llm, _prompts(prompt), config.method)
@@ -93,14 +90,6 @@ def demo(
         _close(races, config.method, may_differ)
     if not may_differ and not all(r.identical or r.near_tie for r in races):
         raise typer.Exit(1)
-
-
-def _usual(speculation: SpeculationOptions, engine: EngineOptions) -> SpeculationOptions:
-    """The head that comes with the model, where nobody asks for something else."""
-    named = speculation.drafter or speculation.draft_model or speculation.speculative_config
-    if named or engine.runner == "llamacpp" or head_of(engine.model, "eagle3") is None:
-        return speculation
-    return replace(speculation, drafter="eagle3", policy=speculation.policy or "adaptive")
 
 
 def _load_average() -> float | None:
