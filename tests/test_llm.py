@@ -272,7 +272,9 @@ def test_config_mistakes_are_said_before_a_model_is_loaded() -> None:
         ({"method": "ngrm"}, "Did you mean 'ngram'"),
         ({"metod": "ngram"}, "Did you mean 'method'"),
         ({"method": "no.such.Drafter"}, "cannot be imported"),
-        ({"method": "eagle3"}, "not available yet"),
+        ({"method": "dflash"}, "not available yet"),
+        ({"method": "eagle3"}, "needs its checkpoint"),
+        ({"method": "eagle3", "model": "/no/such/head"}, "There is no folder"),
         ("{broken", "not valid JSON"),
     ]:
         with pytest.raises(ConfigError, match=words):

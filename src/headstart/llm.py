@@ -95,6 +95,8 @@ class LLM:
 
         if config.method != "none":
             find(config)  # an unknown method is said before a model is loaded
+        if config.method in HEADS:
+            _head_path(config, str(model) if isinstance(model, (str, Path)) else model.name)
         if deterministic and isinstance(model, (str, Path)):
             require_kernels(pick_device(device), kernels)
         if quantize and isinstance(model, (str, Path)):
@@ -372,12 +374,26 @@ def _load_draft(
     return load(config.model, where, config.draft_dtype, config.draft_max_model_len, trust_remote_code, runner, llama)
 
 
+def _head_path(config: SpeculativeConfig, target: str) -> Path:
+    """The folder that the config names, or that of the head which comes with a built-in target."""
+    from headstart.models.builtin import head_of
+
+    name, path = config.method, Path(config.model).expanduser() if config.model else head_of(target, config.method)
+    if path is None:
+        raise ConfigError(
+            f"method {name!r} needs its checkpoint: {{'method': {name!r}, 'model': 'folder of the head'}}."
+        )
+    if not path.is_dir():
+        raise ConfigError(f"There is no folder {path}: method {name!r} needs the folder of a head.")
+    return path
+
+
 def _load_head(config: SpeculativeConfig, target: Loaded) -> Head:
     """The checkpoint that the config names, checked against its target before a weight is read."""
     import torch
 
     from headstart.models import quantized
-    from headstart.models.builtin import head_of, hub_id
+    from headstart.models.builtin import hub_id
     from headstart.models.heads.load import TargetFacts, load_head
     from headstart.models.load import pick_dtype
 
@@ -385,10 +401,7 @@ def _load_head(config: SpeculativeConfig, target: Loaded) -> Head:
         raise ConfigError(
             f"{config.method!r} needs hidden states of the target, which llama.cpp has not: use runner='torch'."
         )
-    path = Path(config.model).expanduser() if config.model else head_of(target.name, config.method)
-    if path is None:
-        name = config.method
-        raise ConfigError(f"method {name!r} needs its checkpoint: {{'method': {name!r}, 'model': 'path or name'}}.")
+    path = _head_path(config, target.name)
     model, facts = target.model, TargetFacts.of(hub_id(target.name), target.model)
     dtype = model.dtype if config.draft_dtype == "auto" else pick_dtype(config.draft_dtype, model.device)
     head = load_head(path, facts, model.device, dtype)
