@@ -216,7 +216,7 @@ def test_a_request_without_budget_costs_nothing_and_catches_up_later() -> None:
     advance = head.advance
     head.advance = lambda level, *rest: (forwards.append(level), advance(level, *rest))[1]
     assert run(e, rs) == plain_texts(rs)
-    assert forwards.count(0) == sum(1 for _ in {tuple(t) for t, _ in seen}) or forwards.count(0) <= len(turn) // 4 + 1
+    assert 0 < forwards.count(0) <= len(turn) // 4 + 1
     for tokens, draft in seen:
         assert draft.tokens == expected_chain(head, tiny.model(), tokens, len(draft))
 

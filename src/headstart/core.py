@@ -405,9 +405,7 @@ class Segment:
     slots: np.ndarray  # (context + entries,)
     parents: np.ndarray | None = None  # (entries,)
     seat: int = -1  # where the device keeps the request's text, for runners that do
-    room: np.ndarray | None = (
-        None  # of a step whose place the device finds: the slots, and those behind that it may need
-    )
+    room: np.ndarray | None = None  # where the device finds the step's place: the slots, and those behind it may need
     sized: int = -1  # where the mail says how many draft tokens there are; -1: all
 
     @property
@@ -461,6 +459,7 @@ class Choice:
 class Batch:
     """One forward. Prefill pieces and draft trees look the same here.
 
+    With `stops`, the last tokens are PENDING: each is the likeliest one after the token before it, up to one of these.
     `source[t]` is -1 where `tokens[t]` holds; r >= 0: the token that row r of the last forward chose; -2, -3, ...: mail[0],
     mail[1], ...
     """
@@ -473,10 +472,7 @@ class Batch:
     source: np.ndarray | None = None  # (T,) where a token is that the host does not know
     mail: torch.Tensor | None = None  # (M,) int32, tokens on the device
     choice: Choice | None = None  # for runners that choose tokens themselves
-    stops: frozenset[int] | None = (
-        None  # for runners that run on: the last tokens are PENDING, each the likeliest after
-    )
-    # the one before it, up to one of these
+    stops: frozenset[int] | None = None  # what ends a run of PENDING tokens, for runners that run on
 
     @property
     def write_slots(self) -> np.ndarray:

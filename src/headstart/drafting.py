@@ -74,6 +74,7 @@ class Drafting:
         self.drafters: dict[str, Drafter] = {}
         if (drafter := build(config, around)) is not None:
             self.drafters[config.method] = drafter
+        self.taps = drafter.needs.hidden_layers if drafter is not None else ()  # who joins later needs no hidden states
         self._views: dict[str, RequestView] = {}
         self._without: set[str] = set()  # requests whose drafter broke
 
@@ -88,11 +89,6 @@ class Drafting:
                 raise ConfigError(f"Drafter {name!r} is not loaded in this engine. A request can choose: {loaded}.")
             self.drafters[name] = build(replace(self.config, method=name), self.around)  # type: ignore[assignment]
         return name
-
-    @property
-    def taps(self) -> tuple[int, ...]:
-        """Hidden states that drafters ask of the target."""
-        return tuple(sorted({layer for d in self.drafters.values() for layer in d.needs.hidden_layers}))
 
     def space(self, request: Request) -> int:
         """Requests share KV with those whose drafter has read it: 0 for all that need no hidden states."""

@@ -405,11 +405,11 @@ def _load_head(config: SpeculativeConfig, target: Loaded) -> Head:
     model, facts = target.model, TargetFacts.of(hub_id(target.name), target.model)
     dtype = model.dtype if config.draft_dtype == "auto" else pick_dtype(config.draft_dtype, model.device)
     head = load_head(path, facts, model.device, dtype)
-    if config.draft_dtype == "auto" and model.device.type == "cpu" and dtype == torch.float32:
-        quantized.shrink(head)
     method = "mlp_speculator" if head.spec.kind == "mlp" else head.spec.kind
     if method != config.method:
         raise ConfigError(f"{path} holds a head of another kind: use method {method!r}.")
+    if config.draft_dtype == "auto" and model.device.type == "cpu" and dtype == torch.float32:
+        quantized.shrink(head)
     return head
 
 
@@ -438,7 +438,7 @@ def _start(
     slots = engine_config.max_num_seqs * (model.max_len + config.nodes)
     if engine_config.kv_memory is None and runner.usual_slots is not None:
         slots = min(slots, runner.usual_slots)
-    own = sum(s.kv_heads * (s.key_dim + s.value_dim) * s.dtype.itemsize for s in head.shapes) if head else 0
+    own = sum(s.slot_bytes for s in head.shapes) if head else 0
     pages = int(min(memory * (1 - share) // (runner.slot_bytes + own), slots)) // engine_config.page_size
     if pages < 2:
         raise ConfigError(

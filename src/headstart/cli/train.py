@@ -63,7 +63,14 @@ class HeadOptions:
     intermediate: Annotated[
         int | None, option("--intermediate", help="Width of its MLP. [default: the target's]", panel=HEAD)
     ] = None
-
+    learn_output: Annotated[
+        bool,
+        option(
+            "--learn-output/--no-learn-output",
+            help="Learn the matrix behind the logits too; otherwise it stays the target's.",
+            panel=HEAD,
+        ),
+    ] = True
     name: Annotated[
         str | None,
         option("--name", help="The target's name in the result. [default: as in --target]", panel=HEAD),

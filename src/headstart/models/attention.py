@@ -40,6 +40,11 @@ class LayerShape:
     value_dim: int
     dtype: torch.dtype
 
+    @property
+    def slot_bytes(self) -> int:
+        """Of the keys and values of one token."""
+        return self.kv_heads * (self.key_dim + self.value_dim) * self.dtype.itemsize
+
 
 @dataclass
 class Group:

@@ -76,7 +76,7 @@ def check_folder(folder: Path, trust_remote_code: bool = False) -> dict[str, Any
             f"{folder} needs code of its own (auto_map: {json.dumps(config['auto_map'])}). Headstart "
             "runs none unless asked: read that code, then pass trust_remote_code=True (--trust-remote-code)."
         )
-    for path in _shards(folder):
+    for path in shards(folder):
         safetensors_header(path)
     return config
 
@@ -87,7 +87,7 @@ def _known(model_type: str | None) -> bool:
     return model_type in CONFIG_MAPPING_NAMES
 
 
-def _shards(folder: Path) -> list[Path]:
+def shards(folder: Path) -> list[Path]:
     index = folder / "model.safetensors.index.json"
     if index.is_file():
         weight_map = read_json(index).get("weight_map")

@@ -39,7 +39,7 @@ class TorchRunner(Runner):
 
     @property
     def slot_bytes(self) -> int:
-        return sum(s.kv_heads * (s.key_dim + s.value_dim) * s.dtype.itemsize for s in self.shapes)
+        return sum(s.slot_bytes for s in self.shapes)
 
     @property
     def weight_bytes(self) -> int:

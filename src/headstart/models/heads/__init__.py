@@ -45,8 +45,8 @@ class Head(torch.nn.Module):
     targets: torch.Tensor | None = None  # (draft vocabulary,) the target's token for each of its own; None: the same
 
     def begin(self, features: torch.Tensor) -> torch.Tensor:
-        """(T, taps · hidden) features of the target -> (T, S) states."""
-        raise NotImplementedError
+        """(T, taps · hidden) features of the target -> (T, S) states. As they are, unless a head says otherwise."""
+        return features
 
     def advance(
         self, level: int, state: torch.Tensor, tokens: torch.Tensor, positions: torch.Tensor, context: Attends | None

@@ -163,7 +163,7 @@ class Eagle3Head(LayeredHead):
         """d2t holds offsets: own token i is the target's token i + d2t[i]."""
         if self.spec.draft_vocab_size == self.spec.vocab_size:
             return None
-        return self.d2t + torch.arange(len(self.d2t), device=self.d2t.device)
+        return target_tokens(self.d2t)
 
     def begin(self, features: torch.Tensor) -> torch.Tensor:
         if self.flags.norm_before_fc:
@@ -186,6 +186,11 @@ class Eagle3Head(LayeredHead):
 
     def logits(self, level: int, state: torch.Tensor) -> torch.Tensor:
         return self.lm_head(state if self.flags.norm_output else self.norm(state))
+
+
+def target_tokens(offsets: torch.Tensor) -> torch.Tensor:
+    """The target's token for each of a head's own, from d2t."""
+    return offsets + torch.arange(len(offsets), device=offsets.device)
 
 
 def make_rotary(config: Any) -> nn.Module:

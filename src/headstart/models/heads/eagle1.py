@@ -28,9 +28,6 @@ class Eagle1Head(LayeredHead):
         self.lm_head = nn.Linear(config.hidden_size, spec.vocab_size, bias=False)
         self.rotary = make_rotary(config)
 
-    def begin(self, features: torch.Tensor) -> torch.Tensor:
-        return features
-
     def advance(
         self, level: int, state: torch.Tensor, tokens: torch.Tensor, positions: torch.Tensor, context: Attends | None
     ) -> torch.Tensor:
@@ -67,9 +64,6 @@ class MtpHead(LayeredHead):
         self.layers = nn.ModuleList([Layer(config, 0)])
         self.shared_head = SharedHead(config, spec.vocab_size)
         self.rotary = make_rotary(config)
-
-    def begin(self, features: torch.Tensor) -> torch.Tensor:
-        return features
 
     def advance(
         self, level: int, state: torch.Tensor, tokens: torch.Tensor, positions: torch.Tensor, context: Attends | None

@@ -17,7 +17,7 @@ from headstart.errors import ModelError
 from headstart.models import files
 from headstart.models.heads import Head
 from headstart.models.heads.dialects import UNUSED, Plan, Source, TargetFacts, make_plan, misshapen
-from headstart.models.heads.eagle import LayeredHead, make_rotary
+from headstart.models.heads.eagle import LayeredHead, make_rotary, target_tokens
 from headstart.models.heads.store import Store, open_store
 from headstart.progress import note
 
@@ -115,7 +115,7 @@ def _rows(matrix: torch.Tensor, offsets: torch.Tensor | None) -> torch.Tensor:
     """The target's rows for the head's own vocabulary."""
     if offsets is None:
         return matrix
-    return matrix[(offsets + torch.arange(len(offsets), device=offsets.device)).to(matrix.device)]
+    return matrix[target_tokens(offsets).to(matrix.device)]
 
 
 def vocabulary(store: Store, places: dict[str, str], size: int) -> dict[str, torch.Tensor]:
@@ -124,7 +124,7 @@ def vocabulary(store: Store, places: dict[str, str], size: int) -> dict[str, tor
     if offsets.dtype not in (torch.int64, torch.int32):
         raise ModelError(f"{store.folder}: 'd2t' should hold whole numbers, and is of type {offsets.dtype}.")
     offsets = offsets.long()
-    targets = offsets + torch.arange(len(offsets))
+    targets = target_tokens(offsets)
     if int(targets.min()) < 0 or int(targets.max()) >= size or len(targets.unique()) != len(targets):
         raise ModelError(
             f"{store.folder}: 'd2t' does not lead to {len(targets)} different tokens below {size}; it should hold "

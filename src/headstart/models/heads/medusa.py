@@ -31,9 +31,6 @@ class MedusaHead(Head):
         size, vocab = self.spec.hidden_size, self.spec.draft_vocab_size
         return nn.Sequential(*(ResBlock(size, bias) for _ in range(blocks)), nn.Linear(size, vocab, bias=False))
 
-    def begin(self, features: torch.Tensor) -> torch.Tensor:
-        return features
-
     def advance(
         self, level: int, state: torch.Tensor, tokens: torch.Tensor, positions: torch.Tensor, context: Attends | None
     ) -> torch.Tensor:

@@ -45,7 +45,7 @@ class Store:
 def open_store(folder: Path) -> Store:
     """safetensors where there are any, else one of the pickles that heads are known to come in."""
     if next(folder.glob("*.safetensors"), None) or (folder / "model.safetensors.index.json").is_file():
-        return _safetensors(folder, files._shards(folder))
+        return _safetensors(folder, files.shards(folder))
     for name in PICKLES:
         if (folder / name).is_file():
             return _pickled(folder / name)
