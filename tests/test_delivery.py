@@ -9,6 +9,7 @@ import pytest
 from headstart.core import Request, SamplingParams
 from headstart.delivery import Delivery, Parcel
 from headstart.engine import StepFailed
+from headstart.errors import BadInput
 from tests import tiny
 from tests.harness import engine, request, run
 
@@ -124,6 +125,15 @@ def test_a_request_without_stop_strings_is_never_asked_for_its_text() -> None:
     told = Told()
     assert told.delivery.stops(told.request, ord("x")) is None
     assert told.delivery.streams[told.request.id].text == ""
+
+
+def test_tokens_without_text_for_those_who_want_no_more() -> None:
+    told = Told(detokenize=False)
+    told.step(tokens("ab"))
+    told.step(tokens("c"), "length")
+    assert (told.text, told.last.finish_reason, told.last.token_ids) == ("", "length", tokens("c"))
+    with pytest.raises(BadInput, match="stop strings are found in the text"):
+        SamplingParams(detokenize=False, stop="x")
 
 
 # ------------------------------------------------------------------ special tokens

@@ -50,6 +50,7 @@ class SamplingParams:
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     skip_special_tokens: bool = True
+    detokenize: bool = True  # False: tokens alone, without text
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     seed: int | None = None
@@ -81,6 +82,7 @@ class SamplingParams:
             value = getattr(self, name)
             fine = isinstance(value, tuple) and all(isinstance(s, str) and s for s in value)
             yield name, fine, "non-empty strings"
+        yield "detokenize", self.detokenize or not self.stop, "True, as stop strings are found in the text"
         ids = self.stop_token_ids
         yield "stop_token_ids", isinstance(ids, tuple) and all(_whole(t, 0) for t in ids), "a list of token ids"
         bias = self.logit_bias

@@ -33,7 +33,7 @@ class Delivery:
     def add(self, request: Request) -> None:
         """A new request: its text begins."""
         decode, p = self.decode, request.params
-        if decode is not None:
+        if decode is not None and p.detokenize:
             self.streams[request.id] = TextStream(
                 lambda ids: decode(ids, p.skip_special_tokens),
                 p.stop,

@@ -221,7 +221,10 @@ def _ask(
     fit = [job for job in jobs if max_prompt is None or len(job[2]) <= max_prompt]
     params = [
         SamplingParams(
-            temperature=temperature_of(p, i, samples), max_tokens=max_tokens, seed=int(p.id[:8], 16) + i + seed
+            temperature=temperature_of(p, i, samples),
+            max_tokens=max_tokens,
+            seed=int(p.id[:8], 16) + i + seed,
+            detokenize=False,
         )
         for p, i, _ in fit
     ]
