@@ -276,8 +276,10 @@ class Mail:
 
     device: torch.Tensor  # (M,) int32
     index: np.ndarray  # (N,) where each node's token is among them
-    wait: Callable[[], Sequence[int]]  # the nodes' tokens; below 0: there is none, and its chain ends before
-    sizes: np.ndarray | None = None  # (B,) where it says how many of a chain's tokens there are; None: all
+    wait: Callable[[], Sequence[Tree]]  # the drafts, as they turned out
+    sizes: np.ndarray | None = None  # (B,) where it says how many of a draft's tokens there are; None: all
+    parents: np.ndarray | None = None  # (B,) where it says the parents of a tree's nodes; None: as the draft says
+    depth: int | None = None  # of the deepest node that there may be; None: as the draft says
 
 
 @dataclass
@@ -348,6 +350,7 @@ class RequestView:
     verification: str = "walk"
     request: Request | None = None  # for the sampling rules that a drafter may share with the target
     seat: int = -1  # of its text on the target's device; `tokens` may be behind
+    line: int = -1  # its segment of the target's last forward
     slots: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))  # of what lies in the target's KV
 
 
@@ -367,6 +370,17 @@ class DeviceTexts(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class DeviceStep:
+    """What the target's last forward left on its device, for drafters that go on from there. Segments are the forward's."""
+
+    hidden: dict[int, torch.Tensor]  # (T, hidden size) of each layer that was asked for
+    verdict: torch.Tensor  # (B, 2 + most) int32: accepted nodes, the bonus, the nodes
+    root: torch.Tensor  # (B,) int32: the row that the draft hung behind
+    table: torch.Tensor  # (B,) int32: where a segment's pages begin
+    pages: torch.Tensor  # int32
+
+
 @dataclass
 class Reading:
     """What the target computed of one request in a step: its tokens [start, start + len(rows)), which lie in KV now."""
@@ -375,6 +389,7 @@ class Reading:
     tokens: Sequence[int]  # the whole text; the token behind those that were computed is known
     start: int
     rows: list[int]  # of the forward's hidden states, one for each token
+    known: int  # how many of these tokens stood before the step's own choice: those of a prompt, and the last one
     slots: np.ndarray  # of the text, up to there
     ends: bool = False  # the text is over, and its KV stays for others to find
 
@@ -388,7 +403,8 @@ class View:
     """All requests for which one drafter is asked in one step."""
 
     requests: list[RequestView]
-    texts: DeviceTexts | None = None  # where the drafter is to draft on the target's device
+    texts: DeviceTexts | None = None  # where the drafter is to draft on the target's device,
+    step: DeviceStep | None = None  # and what the last forward left there
 
 
 @dataclass
@@ -409,6 +425,7 @@ class Segment:
     seat: int = -1  # where the device keeps the request's text, for runners that do
     room: np.ndarray | None = None  # where the device finds the step's place: the slots, and those behind it may need
     sized: int = -1  # where the mail says how many draft tokens there are; -1: all
+    grown: int = -1  # where the mail says the parents of the draft's nodes; -1: they are as `parents` says
 
     @property
     def num_new(self) -> int:

@@ -14,7 +14,7 @@ import torch
 
 from headstart import tree
 from headstart.config import SpeculativeConfig
-from headstart.core import DeviceTexts, Draft, Reading, Request, RequestView, Tree, Verdict, View
+from headstart.core import DeviceStep, DeviceTexts, Draft, Reading, Request, RequestView, Tree, Verdict, View
 from headstart.drafters import WEIGHTLESS, Drafter, Surroundings, build
 from headstart.errors import ConfigError
 from headstart.progress import note
@@ -30,6 +30,14 @@ class Asked:
     members: list[int]
 
 
+@dataclass(frozen=True)
+class Left:
+    """What the last forward left on the device, and which of its segments is whose."""
+
+    step: DeviceStep
+    lines: Mapping[str, int]
+
+
 @dataclass
 class Drafted:
     """The drafts of one step: a tree for each ready part, its drafter, and the distributions that nodes were drawn from."""
@@ -37,34 +45,33 @@ class Drafted:
     trees: list[Tree]
     names: list[str]
     logq: list[torch.Tensor | None]
+    depth: list[int]  # tokens of each that may be accepted
     asked: list[Asked] = field(default_factory=list)
     mail: list[tuple[Draft, list[int]]] = field(default_factory=list)  # drafts that only the device knows; for whom
 
-    def sources(self) -> tuple[dict[int, tuple[list[int], int]], torch.Tensor | None]:
+    def sources(self) -> tuple[dict[int, tuple[list[int], int, int]], torch.Tensor | None]:
         """For each tree whose tokens are in the mail, where, as `Batch.source` says it, and where it says how many they are
-        (-1: nowhere); and all the mail."""
-        where: dict[int, tuple[list[int], int]] = {}
+        and under which parents (-1: nowhere); and all the mail."""
+        where: dict[int, tuple[list[int], int, int]] = {}
         start = 0
         for draft, members in self.mail:
             assert draft.mail is not None
-            sizes = draft.mail.sizes
             for j, (i, a) in enumerate(zip(members, draft.offsets.tolist(), strict=False)):
                 index = draft.mail.index[a : a + len(self.trees[i])]
-                where[i] = (-2 - start - index).tolist(), -1 if sizes is None else start + int(sizes[j])
+                more = (draft.mail.sizes, draft.mail.parents)
+                sized, grown = (-1 if x is None else start + int(x[j]) for x in more)
+                where[i] = (-2 - start - index).tolist(), sized, grown
             start += len(draft.mail.device)
         tensors = [draft.mail.device for draft, _ in self.mail if draft.mail is not None]
         return where, torch.cat(tensors) if len(tensors) > 1 else (tensors[0] if tensors else None)
 
     def open_mail(self) -> None:
-        """Put the tokens into the trees; waits until the device has told them."""
+        """The trees become what was drafted; waits until the device has told it."""
         for draft, members in self.mail:
             assert draft.mail is not None
-            tokens = list(draft.mail.wait())
-            for i, a in zip(members, draft.offsets.tolist(), strict=False):
-                told = tokens[a : a + len(self.trees[i])]
-                size = next((n for n, t in enumerate(told) if t < 0), len(told))
-                self.trees[i].tokens[:] = told[:size]
-                del self.trees[i].parents[size:]
+            for i, told in zip(members, draft.mail.wait(), strict=True):
+                size = len(self.trees[i])
+                self.trees[i].tokens[:], self.trees[i].parents[:] = told.tokens[:size], told.parents[:size]
         self.mail = []
 
 
@@ -106,15 +113,20 @@ class Drafting:
         depth: Callable[[Planned], int],
         texts: DeviceTexts | None = None,
         slots: Callable[[Request], np.ndarray] | None = None,
+        left: Left | None = None,
     ) -> Drafted:
-        """Ask each drafter once, for all requests that it serves: for those with a seat on the device."""
-        out = Drafted([Tree() for _ in ready], [""] * len(ready), [None] * len(ready))
+        """Ask each drafter once, for all requests that it serves, and once more for those with a seat on the device."""
+        out = Drafted([Tree() for _ in ready], [""] * len(ready), [None] * len(ready), [0] * len(ready))
         groups: dict[tuple[str, bool], list[int]] = {}
         for i, part in enumerate(ready):
             if part.budget and (name := self.choose(part.request)):
                 groups.setdefault((name, part.seat >= 0), []).append(i)
         for (name, seated), members in groups.items():
             view = View([self._view(ready[i], depth(ready[i])) for i in members], texts if seated else None)
+            if seated and left is not None:
+                view.step = left.step
+                for i, r in zip(members, view.requests, strict=True):
+                    r.line = left.lines.get(r.id, -1) if ready[i].piece == 1 else -1
             if slots is not None and self.drafters[name].needs.hidden_layers:
                 for i, r in zip(members, view.requests, strict=True):
                     r.slots = slots(ready[i].request)
@@ -149,7 +161,9 @@ class Drafting:
             if wrong := tree.check(grown, size, draft.mail is not None) or check_logq(grown, draft.logq, size):
                 self._drop(asked.name, [r], f"gave no tree: {wrong}")
                 continue
-            out.trees[i] = tree.prune(grown, r.budget, r.max_depth)
+            told = draft.mail.depth if draft.mail is not None else None  # such a tree is taken whole
+            out.trees[i] = tree.prune(grown, r.budget, r.max_depth) if told is None else grown
+            out.depth[i] = max(tree.depths(out.trees[i].parents), default=0) if told is None else told
             out.names[i], out.logq[i] = asked.name, draft.logq
         out.asked.append(asked)
         if draft.mail is not None:
@@ -169,7 +183,7 @@ class Drafting:
             except Exception as error:
                 self._drop(asked.name, view.requests, f"failed on a verdict: {error!r}")
 
-    def read(self, readings: Sequence[tuple[Planned, Reading]], hidden: Mapping[int, torch.Tensor]) -> None:
+    def read(self, readings: Sequence[tuple[Planned, Reading]], hidden: Mapping[int, torch.Tensor] | None) -> None:
         """Hand each drafter that asks for hidden states what the target computed of its requests."""
         for name, drafter in self.drafters.items():
             own = [(p, r) for p, r in readings if self.choose(p.request) == name] if drafter.needs.hidden_layers else []

@@ -24,7 +24,7 @@ from headstart.config import EngineConfig, SpeculativeConfig
 from headstart.core import PENDING, Batch, Choice, Chunk, Forward, Reading, Request, Segment, Tree, Verdict
 from headstart.delivery import Decode, Delivery, Parcel
 from headstart.drafters import Surroundings
-from headstart.drafting import Drafted, Drafting
+from headstart.drafting import Drafted, Drafting, Left
 from headstart.errors import BadInput
 from headstart.kv import KVPool
 from headstart.models.base import Runner
@@ -78,10 +78,18 @@ class Flight:
     expected: list[Request] = field(default_factory=list)  # went on, on placeholders for this step's tokens
     settled: bool = False
 
+    followed: bool = False  # the next step was launched before this one was settled
+
     @property
     def drafted_for(self) -> dict[str, int]:
         """How many tokens each request that is ready may accept."""
-        return {p.request.id: len(t) for p, t in zip(self.plan.ready, self.drafted.trees, strict=True)}
+        return {p.request.id: depth for p, depth in zip(self.plan.ready, self.drafted.depth, strict=True)}
+
+    @property
+    def lines(self) -> dict[str, int]:
+        """Which segment is whose, of those that the runner chooses for."""
+        chosen = iter(self.chosen)
+        return {p.request.id: i for i, p in enumerate(self.plan.parts) if p.ready and next(chosen)}
 
 
 class StepFailed(Exception):
@@ -118,6 +126,7 @@ class Engine:
         self.texts = runner.open_texts(self.max_len) if ahead else None
         self._plan = Plan()  # of the step that is being launched
         self._flight: Flight | None = None
+        self._lines: dict[str, int] = {}  # of the last forward
         self._parcels: list[Parcel] = []  # settled, not delivered yet
         self._landed = 0.0  # when the last forward was seen to be over
         self._settled = 0.0  # when the last step was
@@ -194,13 +203,15 @@ class Engine:
         clock = Clock(self._wait)
         if before is not None:
             self._expect(before)
+            before.followed = True
         plan = self._plan = self.scheduler.plan()
         if not plan.parts:
             return None
         self._seat(plan, before)
         self._give_budgets(plan, before is not None)
         clock.lap("host")
-        drafted = self.drafting.propose(plan.ready, self._depth, self.texts, self._slots)
+        left = Left(self.runner.left, self._lines) if self.runner.left is not None else None
+        drafted = self.drafting.propose(plan.ready, self._depth, self.texts, self._slots, left)
         self._cut(plan, drafted)
         self._thin(drafted)
         clock.lap("draft")
@@ -214,7 +225,9 @@ class Engine:
         clock.lap("host")
         forward = self.runner.forward(batch)
         clock.lap("target")
-        return Flight(plan, drafted, batch, places, forward, clock, chosen)
+        flight = Flight(plan, drafted, batch, places, forward, clock, chosen)
+        self._lines = flight.lines
+        return flight
 
     def _settle(self, flight: Flight) -> None:
         """Verdicts become tokens; KV, drafters and statistics follow."""
@@ -238,7 +251,7 @@ class Engine:
     def _abandon(self, before: Flight | None) -> list[Request]:
         """A step broke: whoever had a part in it, or in one that is not settled, cannot go on."""
         flights = [f for f in dict.fromkeys((before, self._flight)) if f is not None and not f.settled]
-        self._flight = None
+        self._flight, self._lines = None, {}
         failed = {p.request.id: p.request for p in [*self._plan.parts, *(p for f in flights for p in f.plan.parts)]}
         for request in failed.values():  # pages that were promised may not hold what they say
             promised = sum(
@@ -265,23 +278,25 @@ class Engine:
     # ------------------------------------------------------------------ one step behind another
     def _can_follow(self, flight: Flight) -> bool:
         """May the next step be launched before this one is settled? Not if it needs to know this one's tokens."""
-        if not all(flight.chosen) or flight.batch.hidden_layers or not self.scheduler.all_fit(flight.drafted_for):
+        if not all(flight.chosen) or not self.scheduler.all_fit(flight.drafted_for):
             return False
+        if flight.batch.hidden_layers and any(p.piece > 1 or not p.ready for p in flight.plan.parts):
+            return False  # hidden states of a prompt are read when the step is settled
         if any(self._wants_prompt(p.request) for p in flight.plan.parts):
             return False
-        drafts = zip(flight.plan.ready, flight.drafted.trees, strict=True)
-        if not all(self._is_known(p, draft) for p, draft in drafts if p.request.finish_reason is None):
+        drafts = zip(flight.plan.ready, flight.drafted.depth, strict=True)
+        if not all(self._is_known(p, depth) for p, depth in drafts if p.request.finish_reason is None):
             return False
         ready = [p.request for p in flight.plan.ready if p.request.finish_reason is None]
         budgets = self.policy.budget(ready, Load(len(self.scheduler.running), len(self.scheduler.waiting), 0))
         return all(self._has_seat(r) for b, r in zip(budgets, ready, strict=True) if b and self._drafts_for(r))
 
-    def _is_known(self, part: Planned, draft: Tree) -> bool:
+    def _is_known(self, part: Planned, depth: int) -> bool:
         """Will the device know all that the request's next step needs? Where this one may end the text, none is to follow."""
         r = part.request
         if not sampling.is_sure(r) or r.params.logprobs is not None:
             return False
-        return not len(draft) or (part.seat >= 0 and tree.is_chain(draft.parents) and len(draft) < self._depth(part))
+        return not depth or (part.seat >= 0 and depth < self._depth(part))
 
     def _can_draft_ahead(self, request: Request) -> bool:
         """Noise belongs to a position, which the host does not know behind a draft: so only where none is needed."""
@@ -506,7 +521,7 @@ class Engine:
                 self.runner.keep(self.pool.tables[r.id].slots, r.computed)
                 self.pool.trim(r.id, len(r.tokens))
         if flight.batch.hidden_layers:
-            self.drafting.read(self._readings(flight, verdicts), forward.hidden)
+            self.drafting.read(self._readings(flight, verdicts), None if flight.followed else forward.hidden)
         self.drafting.observe(drafted, verdicts)
         for part in flight.plan.ready:
             r = part.request
@@ -522,7 +537,7 @@ class Engine:
             if r.id in self.pool.tables:
                 root, ends = segment.start + part.piece, r.finish_reason is not None
                 rows = [*range(segment.start, root), *(root + n for n in accepted)][: r.computed - segment.context]
-                out.append((part, Reading(r.id, r.tokens, segment.context, rows, self._slots(r), ends)))
+                out.append((part, Reading(r.id, r.tokens, segment.context, rows, part.piece, self._slots(r), ends)))
         return out
 
     def _slots(self, request: Request) -> np.ndarray:
@@ -652,9 +667,9 @@ def _mail_sources(plan: Plan, drafted: Drafted, batch: Batch) -> torch.Tensor | 
     where, mail = drafted.sources()
     ready = [s for p, s in zip(plan.parts, batch.segments, strict=True) if p.ready]
     assert batch.source is not None
-    for i, (places, sized) in where.items():
+    for i, (places, sized, grown) in where.items():
         batch.source[ready[i].stop - len(places) : ready[i].stop] = places
-        ready[i].sized = sized if places else -1
+        ready[i].sized, ready[i].grown = (sized, grown) if places else (-1, -1)
     return mail
 
 

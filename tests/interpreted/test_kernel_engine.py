@@ -82,7 +82,7 @@ def noisy() -> Any:
 @pytest.fixture(autouse=True)
 def _small_device(monkeypatch) -> None:
     """Few processors, so that work is cut into few programs."""
-    monkeypatch.setattr(kernel_runner, "_device_limits", lambda device: Device(2, 1 << 16))
+    monkeypatch.setattr(kernel_runner, "device_limits", lambda device: Device(2, 1 << 16))
 
 
 class Watch:

@@ -65,8 +65,9 @@ class Drafter:
     def observe(self, view: View, trees: list[Tree], verdicts: list[Verdict]) -> None:
         """What became of the drafts of this view. The requests' tokens already include the verdict's."""
 
-    def read(self, readings: Sequence[Reading], hidden: Mapping[int, torch.Tensor]) -> None:
-        """What the target computed in this step, with the hidden states that `needs` asks for; valid during this call."""
+    def read(self, readings: Sequence[Reading], hidden: Mapping[int, torch.Tensor] | None) -> None:
+        """What the target computed in this step, with the hidden states that `needs` asks for; valid during this call. None:
+        the next step is on its way, and what was drafted for it on the device came from these."""
 
     def allocate(self, num_slots: int) -> None:
         """The target's KV has so many slots."""

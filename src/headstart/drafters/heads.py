@@ -7,25 +7,46 @@ was there first: drafts may be a little worse for it, the text is not.
 
 Entries of drafted nodes are guesses. They lie in slots of the head's own, behind the target's, and are forgotten with the
 proposal.
+
+Where the target keeps its texts on the device, greedy drafts are made there too (`models.heads.grower`): features are read
+from where the last forward left them, and nobody waits.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from headstart.config import SpeculativeConfig
-from headstart.core import Batch, Draft, Reading, Request, RequestView, Segment, Tree, View
+from headstart.core import (
+    PENDING,
+    Batch,
+    DeviceTexts,
+    Draft,
+    Mail,
+    Reading,
+    Request,
+    RequestView,
+    Segment,
+    Tree,
+    View,
+)
 from headstart.drafters import Needs, Surroundings
 from headstart.drafters.growing import GrowingDrafter, Growth, frontier_shape, unpack
 from headstart.errors import ConfigError
 from headstart.models.attention import Context
 from headstart.models.heads import Head
+from headstart.models.packing import step_up
 from headstart.sampling import Row, argmax, is_sure, top_scores
+
+if TYPE_CHECKING:
+    from headstart.models.heads.grower import Grower
+    from headstart.models.kernels.growth import Growth as DeviceGrowth
 
 EAGER = 64  # features of so many tokens are read at once; fewer wait until a draft is asked for
 
@@ -53,6 +74,9 @@ class HeadDrafter(GrowingDrafter):
         self.keys: list[torch.Tensor] = []
         self.values: list[torch.Tensor] = []
         self.num_slots = 0  # of the target; the head's own lie behind
+        self.growth = self._shape_on_device() if around.takes_mail else None
+        self.ahead = self.growth is not None
+        self.grower: Grower | None = None
         self._trails: dict[str, Trail] = {}
         self._states: dict[str, torch.Tensor] = {}  # of a proposal: the root's, then those of what is expanded
 
@@ -65,21 +89,31 @@ class HeadDrafter(GrowingDrafter):
 
     def allocate(self, num_slots: int) -> None:
         """Make the head's KV: a slot for each of the target's, and room for the nodes of every request."""
-        self.num_slots, own = num_slots, self.around.max_num_seqs * self._most_nodes()
+        slots = num_slots + self.around.max_num_seqs * self._most_nodes()
+        self.num_slots = num_slots
         with torch.inference_mode():
+            if self.growth is not None:
+                self.grower = self._make_grower(self.growth, num_slots)
+                slots = max(slots, self.grower.slots)
             for pool, dim in ((self.keys, "key_dim"), (self.values, "value_dim")):
                 pool[:] = [
-                    torch.zeros(num_slots + own, s.kv_heads, getattr(s, dim), dtype=s.dtype, device=self.device)
+                    torch.zeros(slots, s.kv_heads, getattr(s, dim), dtype=s.dtype, device=self.device)
                     for s in self.head.shapes
                 ]
+            if self.grower is not None:
+                self.grower.keys, self.grower.values = self.keys, self.values
 
     def _most_nodes(self) -> int:
         return self._room(self.config.num_speculative_tokens, self.config.nodes)
 
     # -------------------------------------------------------------- the contract
     @torch.inference_mode()
-    def read(self, readings: Sequence[Reading], hidden: Mapping[int, torch.Tensor]) -> None:
+    def read(self, readings: Sequence[Reading], hidden: Mapping[int, torch.Tensor] | None) -> None:
         """Take the features of what the target computed. Long pieces are read now, the others when a draft is asked for."""
+        if hidden is None:
+            for r in readings:
+                self._trails[r.id] = Trail(r.start + len(r.rows))
+            return
         if not self.head.shapes:  # nothing is remembered: the last token is all that matters
             readings = [r.last() for r in readings]
         rows = torch.tensor([row for r in readings for row in r.rows], device=self.device)
@@ -89,11 +123,18 @@ class HeadDrafter(GrowingDrafter):
             if r.start != trail.known or not self.head.shapes:  # taken over from others, or computed anew
                 trail.read, trail.features, trail.state = r.start, [], None
             trail.features.append(own)
-        long = [r for r in readings if r.ends or self._trails[r.id].known - self._trails[r.id].read >= EAGER]
+        most = EAGER if self.grower is None else 1  # the device reads on from the last known token
+        long = [
+            r
+            for r in readings
+            if r.ends or r.known > most or self._trails[r.id].known - self._trails[r.id].read >= EAGER
+        ]
         self._catch_up([(r.id, r.tokens, r.slots) for r in long])
 
     @torch.inference_mode()
     def propose(self, view: View) -> Draft:
+        if view.texts is not None:
+            return self._on_device(view, view.texts)
         growths = [g for r in view.requests if (g := self._begin(r)) is not None]
         self._catch_up([(g.view.id, g.view.tokens, g.view.slots) for g in growths])
         logq: list[torch.Tensor] = []
@@ -113,6 +154,74 @@ class HeadDrafter(GrowingDrafter):
     def describe(self) -> str:
         shape = f"trees of up to {self.config.nodes} nodes" if self.config.tree else "chains"
         return f"{self.head.spec.kind} head, {shape}"
+
+    # -------------------------------------------------------------- on the device
+    def _shape_on_device(self) -> DeviceGrowth | None:
+        """The shape of drafts that are made there; None where they are not."""
+        from headstart.models.heads.grower import fits
+        from headstart.models.kernels.growth import Growth as DeviceGrowth
+
+        c, most = self.config, self.head.spec.max_depth
+        depth = c.num_speculative_tokens if most is None else min(most, c.num_speculative_tokens)
+        nodes = c.nodes if c.tree else depth
+        growth = DeviceGrowth(depth, self.top_k, self.width, nodes, c.p_min, c.p_split if c.tree else 0.0)
+        return growth if depth >= max(1, c.min_draft_tokens) and fits(self.head, growth) else None
+
+    def _make_grower(self, growth: DeviceGrowth, num_slots: int) -> Grower:
+        from headstart.models.heads.grower import Grower
+        from headstart.models.kernel_runner import device_limits
+
+        a = self.around
+        return Grower(
+            self.head, growth, a.max_num_seqs, a.max_model_len, a.page_size, num_slots, device_limits(self.device)
+        )
+
+    def _on_device(self, view: View, texts: DeviceTexts) -> Draft:
+        """Drafts by mail, for the requests that the last forward left features of."""
+        drafted = [r for r in view.requests if self._can_grow(r)]
+        if not drafted or view.step is None or self.grower is None:
+            return Draft.of([Tree() for _ in view.requests])
+        self._catch_up([(r.id, r.tokens, r.slots) for r in drafted if len(self._trails[r.id].features) > 1])
+        g, count, padded = self.grower.growth, len(drafted), step_up(len(drafted))
+        many = drafted + drafted[-1:] * (padded - count)
+        numbers = texts.on_device([*(r.line for r in many), *(r.seat for r in many)])
+        found = self.grower.grow(view.step, texts, numbers[:padded], numbers[padded:], count)
+        for r in drafted:
+            trail = self._trails[r.id]
+            trail.read, trail.features, trail.state = trail.known, [], None
+        return self._send(view, drafted, found, texts.read(found), g)
+
+    def _can_grow(self, r: RequestView) -> bool:
+        """Does the device know how far the head has read this text, and is there room for a whole draft?"""
+        trail, g = self._trails.get(r.id), self.growth
+        if trail is None or g is None or r.line < 0 or r.budget < g.nodes:
+            return False
+        told = r.tokens[-1] == PENDING or trail.known == len(r.tokens) - 1
+        return told and len(r.tokens) + 2 * g.depth < self.around.max_model_len
+
+    def _send(
+        self,
+        view: View,
+        drafted: list[RequestView],
+        found: torch.Tensor,
+        told: Callable[[], np.ndarray],
+        g: DeviceGrowth,
+    ) -> Draft:
+        """The host knows no more than how many nodes there may be: their tokens and parents are in the mail."""
+        line = {r.id: i for i, r in enumerate(drafted)}
+        at = np.array([line.get(r.id, 0) * g.mail for r in view.requests], np.int64)
+        blank = [-1] * g.nodes if g.width > 1 or g.top_k > 1 else list(range(-1, g.nodes - 1))
+        trees = [Tree([PENDING] * g.nodes, list(blank)) if r.id in line else Tree() for r in view.requests]
+        index = np.concatenate([at[i] + 1 + np.arange(len(t)) for i, t in enumerate(trees)])
+
+        def wait() -> list[Tree]:
+            rows = told().tolist()
+            return [_tree(rows[line[r.id]], g.nodes) if r.id in line else Tree() for r in view.requests]
+
+        grown = at + 1 + g.nodes if g.nodes > 1 and (g.width > 1 or g.top_k > 1) else None
+        draft = Draft.of(trees)
+        draft.mail = Mail(found.reshape(-1), index, wait, at, grown, g.depth)
+        return draft
 
     # -------------------------------------------------------------- catch up
     def _begin(self, r: RequestView) -> Growth | None:
@@ -198,6 +307,12 @@ class HeadDrafter(GrowingDrafter):
             whole = torch.full((len(logits), self.around.vocab_size), -torch.inf, device=logits.device)
             return top_scores(whole.index_copy_(1, self.targets, logits.float()), rows, self.shape[0])
         return top_scores(logits.float(), rows, self.shape[0], self.targets)
+
+
+def _tree(numbers: list[int], nodes: int) -> Tree:
+    """How many, tokens, parents."""
+    count, tokens, parents = numbers[0], numbers[1:], numbers[1 + nodes :]
+    return Tree(tokens[:count], parents[:count])
 
 
 def _is_plain(request: Request) -> bool:

@@ -315,10 +315,10 @@ class ModelDrafter(GrowingDrafter):
         order = [place[id(by_id[r.id])][: depth[r.id]] if r.id in by_id else [] for r in view.requests]
         draft = Draft.of([Tree.chain([PENDING] * len(o)) for o in order])
 
-        def wait() -> list[int]:
+        def wait() -> list[Tree]:
             chosen = self._open(growths, queued)
-            drafted = [(by_id[r.id], len(o)) for r, o in zip(view.requests, order, strict=True) if o]
-            return [t for g, n in drafted for t in chosen[id(g)][:n]]
+            drafted = [(by_id.get(r.id), len(o)) for r, o in zip(view.requests, order, strict=True)]
+            return [Tree.chain(chosen[id(g)][:n] if g else ()) for g, n in drafted]
 
         draft.mail = Mail(torch.cat(mail), np.array([i for o in order for i in o], dtype=np.int64), wait)
         return draft

@@ -77,11 +77,8 @@ class NgramDrafter(Drafter):
         starts = np.arange(len(sizes)) * (1 + most)
         index = [start + 1 + i for start, size in zip(starts.tolist(), sizes, strict=True) for i in range(size)]
 
-        def wait() -> list[int]:
-            rows = told().tolist()
-            return [
-                t if i < row[0] else -1 for row, n in zip(rows, sizes, strict=True) for i, t in enumerate(row[1:][:n])
-            ]
+        def wait() -> list[Tree]:
+            return [Tree.chain(row[1:][: min(row[0], n)]) for row, n in zip(told().tolist(), sizes, strict=True)]
 
         draft.mail = Mail(found.view(-1), np.array(index, np.int64), wait, starts)
         return draft

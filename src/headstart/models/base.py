@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from headstart.core import Batch, Forward
+from headstart.core import Batch, DeviceStep, Forward
 
 if TYPE_CHECKING:
     from headstart.models.texts import Texts
@@ -26,6 +26,7 @@ class Runner:
     runs_on = False  # whether one call can choose several tokens of one text, one after the other: `Batch.stops`
     prefers_chains = False  # whether a tree is worth its cost only where a user asks for it
 
+    left: DeviceStep | None = None  # what the last forward left on the device, for runners that choose there
     usual_slots: int | None = None  # of KV, where nobody says how much memory it may take; None: as many as fit
 
     device: torch.device  # of the logits

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from headstart.core import Batch, Forward
+from headstart.core import Batch, DeviceStep, Forward
 from headstart.errors import ConfigError
 from headstart.models import packing
 from headstart.models.fused import FusedModel
@@ -55,7 +55,7 @@ class KernelRunner(TorchRunner):
         super().__init__(model, fuse=False)
         self.deterministic = deterministic
         self.graphs_allowed = graphs and self.device.type == "cuda"
-        self.limits = _device_limits(self.device)
+        self.limits = device_limits(self.device)
         if fuse and in_family(model):
             self.lean = FusedModel(model, deterministic, self.limits)
         if deterministic and self.dtype == torch.float16:
@@ -153,6 +153,7 @@ class KernelRunner(TorchRunner):
             self._advance(self.block, shape, batch)
             if graph is not None:
                 graph.replay()
+                self.left = self._leave(self.block, shape, graph.hidden)
                 return self._forward(batch, shape, graph.logits, graph.hidden)
             block = self.block
         else:
@@ -160,11 +161,14 @@ class KernelRunner(TorchRunner):
             self._out.mark()
             self._advance(block, shape, batch)
         if len(batch.rows) == len(batch.tokens):
-            return self._forward(batch, shape, *self._run(block, shape, None, batch.hidden_layers))
+            lines, hidden = self._run(block, shape, None, batch.hidden_layers)
+            self.left = self._leave(block, shape, hidden)
+            return self._forward(batch, shape, lines, hidden)
         asked = packing.places(shape).on_device(block, "lines")[
             : max(1, len(batch.rows))
         ]  # a kernel has at least one row
         lines, hidden = self._run(block, shape, asked, batch.hidden_layers)
+        self.left = self._leave(block, shape, hidden)
         return Forward(lines, _cut(hidden, batch), None, self._land(batch, shape))
 
     def _forward(self, batch: Batch, shape: Shape, lines: torch.Tensor, hidden: dict[int, torch.Tensor]) -> Forward:
@@ -172,6 +176,19 @@ class KernelRunner(TorchRunner):
         every = len(batch.rows) == len(batch.tokens)
         rows = slice(0, len(batch.tokens)) if every else batch.rows
         return Forward(lines, _cut(hidden, batch), rows, self._land(batch, shape))
+
+    def _leave(self, block: torch.Tensor, shape: Shape, hidden: dict[int, torch.Tensor]) -> DeviceStep | None:
+        """For whoever drafts on the device."""
+        if not hidden:
+            return None
+        sections = packing.places(shape)
+        root, table = sections.on_device(block, "root"), sections.on_device(block, "table")
+        return DeviceStep(hidden, self._verdict(shape), root, table, block[sections.pages :])
+
+    def _verdict(self, shape: Shape) -> torch.Tensor:
+        """(segments, 2 + most nodes)"""
+        stride = 2 + shape.new
+        return self.verdict[: shape.segments * stride].view(shape.segments, stride)
 
     def _run(
         self,
@@ -212,9 +229,7 @@ class KernelRunner(TorchRunner):
         choose.choose(logits, asks, self.chosen, self.desk, rows)
         if shape.truncates:
             choose.choose_short(logits, asks, self.chosen, self.desk, rows, self.lenient)
-        stride = 2 + shape.new
-        verdict = self.verdict[: shape.segments * stride].view(shape.segments, stride)
-        seat = get("seat")
+        verdict, seat = self._verdict(shape), get("seat")
         choose.walk(self.chosen, tokens, get("parent"), get("root"), get("nodes"), verdict, shape.new, seat, self.texts)
         if shape.width:
             for pool in self.pools:
@@ -227,7 +242,10 @@ class KernelRunner(TorchRunner):
             return
         assert self.texts is not None
         get = functools.partial(packing.places(shape).on_device, block)
-        ahead.advance(get, packing.layout(block, shape, self.page_size), self.mail, self.texts, shape.new)
+        layout = packing.layout(block, shape, self.page_size)
+        ahead.advance(get, layout, self.mail, self.texts, shape.new)
+        if any(s.grown >= 0 for s in batch.segments):
+            ahead.plant(get, layout, self.mail, shape.new)
 
     def _land(self, batch: Batch, shape: Shape) -> PinnedLanding | None:
         if batch.choice is None:
@@ -259,7 +277,7 @@ class KernelRunner(TorchRunner):
         self.synchronize()
         super().release()
         self.graphs.clear()
-        self.pools, self.texts = [], None
+        self.pools, self.texts, self.left = [], None, None
         for name in ("logits", "chosen", "mail", "desk", "room", "block", "verdict", "_out", "_back"):
             self.__dict__.pop(name, None)
         if isinstance(self.lean, FusedModel):
@@ -322,7 +340,7 @@ def _cut(hidden: dict[int, torch.Tensor], batch: Batch) -> dict[int, torch.Tenso
 def _nobody(block: torch.Tensor, shape: Shape) -> None:
     """A block whose rows and segments all belong to nobody."""
     sections = packing.places(shape)
-    for name in ("slots", "at", "source", "nodes", "seat", "sized"):
+    for name in ("slots", "at", "source", "nodes", "seat", "sized", "grown"):
         sections.on_device(block, name).fill_(-1)
 
 
@@ -334,7 +352,7 @@ def _graph_rows(device: torch.device, vocab: int, max_rows: int) -> int:
     return min(max_rows, 512, max(16, int(total * LOGITS_SHARE) // (4 * vocab)))
 
 
-def _device_limits(device: torch.device) -> Device:
+def device_limits(device: torch.device) -> Device:
     if device.type != "cuda":
         return Device(8, 1 << 16)
     properties = torch.cuda.get_device_properties(device)

@@ -83,7 +83,7 @@ class Sections:
             "min_p",
         ]
         by_segment = ["start", "stop", "context", "entries", "table", "is_tree", "depth_at", "root", "nodes"]
-        by_segment += ["seat", "moves", "sized"]
+        by_segment += ["seat", "moves", "sized", "grown"]
         dims: dict[str, tuple[int, ...]] = {"keys": (2, t), "words": (t, w), "above": (t, s), "depths": (b * s,)}
         dims |= dict.fromkeys(by_row, (t,)) | dict.fromkeys(by_segment, (b,))
         self.places: dict[str, tuple[int, int, tuple[int, ...]]] = {}
@@ -94,7 +94,7 @@ class Sections:
             at += -(-size // 4) * 4  # 16-byte steps
         self.pages = at
         self.blank = np.zeros(at, np.int32)  # rows and segments that belong to nobody
-        for name in ("source", "slots", "at", "nodes", "seat", "sized"):
+        for name in ("source", "slots", "at", "nodes", "seat", "sized", "grown"):
             self.of(self.blank, name)[:] = -1
 
     def of(self, block: np.ndarray, name: str) -> np.ndarray:
@@ -161,6 +161,7 @@ def fill(block: np.ndarray, shape: Shape, batch: Batch, page_size: int) -> int:
         put("seat", [s.seat for s in segments])
         put("moves", [int(s.room is not None) for s in segments])
         put("sized", [s.sized for s in segments])
+        put("grown", [s.grown for s in segments])
     if batch.choice is not None:
         _fill_choice(lambda name: sections.of(block, name), batch, batch.choice)
     return sections.pages + end

@@ -1,4 +1,5 @@
-"""Steps that are launched before the last one is read: where their rows stand, and what n-grams draft, found on the device.
+"""Steps that are launched before the last one is read: where their rows stand, how their trees branch, and what n-grams
+draft, found on the device.
 
 A request's text lies on the device (`Texts`): every walk appends to it. So a row can be told its position, slot and token
 there, and a draft that copies from the text needs nobody else.
@@ -20,10 +21,11 @@ BLOCK = 1024  # places of a text that are looked at together
 
 @triton.jit
 def _advance(
-    moves, sized, seat, root, stop, nodes, context, positions, shared, slots, tokens, table, pages, mail, texts, lengths,
-    WIDTH, PAGE: tl.constexpr, PAD: tl.constexpr,
+    moves, sized, seat, root, stop, nodes, context, positions, shared, slots, tokens, is_tree, table, pages, mail, texts,
+    lengths, WIDTH, PAGE: tl.constexpr, PAD: tl.constexpr,
 ):  # fmt: skip
-    """The host wrote this segment as if the last step had accepted nothing: move it by what was accepted."""
+    """The host wrote this segment as if the last step had accepted nothing: move it by what was accepted. A draft's nodes lie
+    one behind the other, in whatever positions they are."""
     segment = tl.program_id(0)
     told = tl.load(sized + segment)
     if (told >= 0) & (tl.load(nodes + segment) >= 0):
@@ -36,12 +38,53 @@ def _advance(
         row = first + tl.arange(0, PAD)
         mine = row < tl.load(stop + segment)
         position = tl.load(positions + row, mask=mine, other=0) + shift
+        before = tl.load(context + segment) + shift
         tl.store(positions + row, position, mask=mine)
-        tl.store(shared + row, position + 1, mask=mine)
-        slot = _slots(pages, tl.load(table + segment), position, mine, PAGE)
+        tl.store(shared + row, tl.where(tl.load(is_tree + segment) > 0, before, position + 1), mask=mine)
+        slot = _slots(pages, tl.load(table + segment), last + row - first, mine, PAGE)
         tl.store(slots + row, slot.to(tl.int32), mask=mine)
-        tl.store(context + segment, tl.load(context + segment) + shift)
+        tl.store(context + segment, before)
         tl.store(tokens + first, tl.load(texts + own * WIDTH + last))
+
+
+@triton.jit
+def _plant(
+    grown, root, stop, nodes, entries, positions, slots, parent, words, above, depth_at, depths, mail, W, A,
+    PAD: tl.constexpr, WORDS: tl.constexpr,
+):  # fmt: skip
+    """The host wrote a tree of which it knew no more than the size: this is its shape. Entry 0 is the root, node i is entry
+    i + 1. Rows behind the nodes that there are belong to nobody."""
+    segment = tl.program_id(0)
+    told, size = tl.load(grown + segment), tl.load(nodes + segment)
+    if (told >= 0) & (size >= 0):
+        first, end = tl.load(root + segment), tl.load(stop + segment)
+        fewer = end - first - 1 - size
+        tl.store(stop + segment, end - fewer)
+        tl.store(entries + segment, tl.load(entries + segment) - fewer)
+        node = tl.arange(0, PAD)
+        row = first + 1 + node
+        mine, empty = node < size, (node >= size) & (row < end)
+        tl.store(slots + row, -1, mask=empty)
+        up = tl.load(mail + told + node, mask=mine, other=-1)
+        tl.store(parent + row, up + 1, mask=mine)
+        word, lane = tl.arange(0, WORDS), tl.full((PAD, WORDS), 1, tl.int32)
+        seen = tl.where(word[None, :] == 0, lane, 0)
+        depth = tl.zeros((PAD,), tl.int32)
+        here = tl.where(mine, node, -1)
+        while tl.max(here, 0) >= 0:
+            entry = here + 1
+            bit = tl.where(word[None, :] == (entry // 32)[:, None], lane << (entry % 32)[:, None], 0)
+            seen = seen | tl.where((here >= 0)[:, None], bit, 0)
+            depth += (here >= 0).to(tl.int32)
+            here = tl.load(mail + told + here, mask=here >= 0, other=-1)
+        tl.store(words + row[:, None] * W + word[None, :], seen, mask=mine[:, None] & (word < W)[None, :])
+        tl.store(positions + row, tl.load(positions + first) + depth, mask=mine)
+        tl.store(depths + tl.load(depth_at + segment) + 1 + node, depth, mask=mine)
+        here, level = tl.where(mine, node, -1), depth
+        while tl.max(here, 0) >= 0:
+            tl.store(above + row * A + level, here + 1, mask=here >= 0)
+            here = tl.load(mail + told + here, mask=here >= 0, other=-1)
+            level -= 1
 
 
 @triton.jit
@@ -83,8 +126,18 @@ def advance(
     """
     _advance[(len(layout.start),)](
         get("moves"), get("sized"), get("seat"), get("root"), layout.stop, get("nodes"), layout.context, layout.positions,
-        layout.shared, layout.slots, get("tokens"), layout.table, layout.pages, mail, texts.tokens, texts.lengths,
-        texts.width, layout.page_size, max(2, triton.next_power_of_2(most)), num_warps=1,
+        layout.shared, layout.slots, get("tokens"), layout.is_tree, layout.table, layout.pages, mail, texts.tokens,
+        texts.lengths, texts.width, layout.page_size, max(2, triton.next_power_of_2(most)), num_warps=1,
+    )  # fmt: skip
+
+
+def plant(get: Callable[[str], torch.Tensor], layout: Layout, mail: torch.Tensor, most: int) -> None:
+    """Give trees whose parents are in the mail their shape: behind one known token each, after `advance`."""
+    width = layout.words.shape[1]
+    _plant[(len(layout.start),)](
+        get("grown"), get("root"), layout.stop, get("nodes"), layout.entries, layout.positions, layout.slots, get("parent"),
+        layout.words, layout.above, layout.depth_at, layout.depths, mail, width, layout.above.stride(0),
+        max(2, triton.next_power_of_2(most)), max(1, triton.next_power_of_2(width)), num_warps=1,
     )  # fmt: skip
 
 

@@ -1,0 +1,135 @@
+"""A head that drafts where the target runs: reading, levels and choice of a proposal are queued at once, as one graph.
+
+The host waits for nothing: it says which requests, and the draft leaves as mail for the target's next forward.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from headstart.core import DeviceStep, DeviceTexts
+from headstart.models.graphs import Capture
+from headstart.models.heads import Head
+from headstart.models.kernels import growth as kernels
+from headstart.models.kernels.attention import Layout, Room
+from headstart.models.kernels.growth import MOST_TAPS, Field, Growth
+from headstart.models.packing import step_up
+from headstart.models.paged import Device, PagedContext
+from headstart.progress import note
+
+MOST_WIDTH = 64  # nodes of a level, and candidates of a node
+MOST_CANDIDATES = 1024
+
+
+def fits(head: Head, growth: Growth) -> bool:
+    """Can drafts of this shape grow on the device?"""
+    small = max(growth.top_k, growth.width) <= MOST_WIDTH and growth.candidates <= MOST_CANDIDATES
+    return small and growth.depth >= 1 and 1 <= growth.nodes <= growth.candidates and len(head.spec.taps) <= MOST_TAPS
+
+
+class Grower:
+    def __init__(
+        self,
+        head: Head,
+        growth: Growth,
+        lines: int,
+        max_len: int,
+        page_size: int,
+        num_slots: int,
+        limits: Device,
+    ) -> None:
+        """For up to `lines` requests at a time. `num_slots`: of the target; behind them lie those of the drafts."""
+        self.head, self.growth, self.limits = head, growth, limits
+        weight = next(head.parameters())
+        self.device, self.graphs_allowed = weight.device, weight.device.type == "cuda"
+        spec = head.spec
+        self.field = Field(
+            growth, step_up(lines), len(spec.taps) * spec.hidden_size, weight.dtype, spec.draft_vocab_size, max_len,
+            page_size, num_slots, self.device,
+        )  # fmt: skip
+        self.targets = head.targets
+        self.room = self._room()
+        self.keys: list[torch.Tensor] = []
+        self.values: list[torch.Tensor] = []
+        self._graphs: dict[int, list[torch.cuda.CUDAGraph]] = {}
+        self._layouts: dict[int, list[Layout]] = {}
+
+    @property
+    def slots(self) -> int:
+        """Of the target and of the drafts."""
+        return (self.field.first_page + self.field.lines * self.field.span) * self.field.page_size
+
+    def _room(self) -> Room:
+        dims = [max(s.key_dim, s.value_dim) for s in self.head.shapes]
+        dim = 1 << (max([16, *dims]) - 1).bit_length()
+        return Room(8 * self.limits.processors, 64, dim, self.device)
+
+    def grow(
+        self, step: DeviceStep, texts: DeviceTexts, lines: torch.Tensor, seats: torch.Tensor, count: int
+    ) -> torch.Tensor:
+        """(count, 1 + 2 nodes) int32, until the next call: for each line how many nodes, their tokens, their parents.
+
+        `lines` and `seats` (step_up(count),): segments of the last step, and seats of the texts; what pads them is drafted
+        for like the others, and told to nobody.
+        """
+        kernels.begin(self.field, step, texts, lines, seats)
+        padded = len(lines)
+        if not self.graphs_allowed:
+            self._run(padded)
+        else:
+            if padded not in self._graphs:
+                self._graphs[padded] = self._capture(padded)
+            for piece in self._graphs[padded]:
+                piece.replay()
+        return self.field.mail[:count]
+
+    # ------------------------------------------------------------------ what a graph holds
+    def _run(self, lines: int) -> None:
+        """Read on, then level by level."""
+        head, field, g = self.head, self.field, self.growth
+        rows, width = lines * g.rows, lines * g.width
+        reading, *levels = self._views(lines)
+        state = head.begin(field.features[:rows])
+        state = head.advance(0, state, field.tokens[:rows], field.positions[:rows], self._context(reading))
+        state = state.index_select(0, field.last[:lines])
+        self._branch(0, state, lines)
+        for level, layout in enumerate(levels, 1):
+            state = state.index_select(0, field.parent_rows[:width])
+            state = head.advance(level, state, field.next_tokens[:width], layout.positions, self._context(layout))
+            self._branch(level, state, lines)
+        kernels.select(field, lines)
+
+    def _branch(self, level: int, state: torch.Tensor, lines: int) -> None:
+        kernels.top(self.field, self.head.logits(level, state), self.targets)
+        kernels.frontier(self.field, lines, level)
+
+    def _views(self, lines: int) -> list[Layout]:
+        """Where the rows of each level stand: made before anything is recorded."""
+        if lines not in self._layouts:
+            levels = range(1, self.growth.depth)
+            self._layouts[lines] = [self.field.reading(lines), *(self.field.growing(lines, k) for k in levels)]
+        return self._layouts[lines]
+
+    def _context(self, layout: Layout) -> PagedContext | None:
+        if not self.head.shapes:
+            return None
+        none = self.field.last
+        return PagedContext(layout, self.keys, self.values, self.room, self.limits, False, none, none, none)
+
+    def _capture(self, lines: int) -> list[torch.cuda.CUDAGraph]:
+        """Run once for real, so that kernels are compiled; then record. Both read on from the same step."""
+        side = torch.cuda.Stream(self.device)
+        side.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(side):
+            self._run(lines)
+        torch.cuda.current_stream(self.device).wait_stream(side)
+        try:
+            with Capture(side, torch.cuda.graph_pool_handle(), 0) as capture:
+                self._run(lines)
+        except torch.cuda.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            self.graphs_allowed = False
+            note(f"This head runs without graphs, so each level pays its launches: {str(error).split('. ')[0]}.")
+            return []
+        return capture.pieces

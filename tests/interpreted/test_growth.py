@@ -1,0 +1,110 @@
+"""Heads that draft on the device: the same trees as on the host, the same text, whoever comes and goes."""
+
+from __future__ import annotations
+
+import collections
+import functools
+from typing import Any
+
+import pytest
+import torch
+
+from headstart.core import Request
+from headstart.engine import Engine
+from headstart.models import kernel_runner
+from headstart.models.heads import Head, HeadSpec
+from headstart.models.heads.eagle import Eagle3Flags, Eagle3Head
+from headstart.models.paged import Device
+from headstart.models.runner import TorchRunner
+from tests.harness import engine, request, run
+from tests.interpreted import test_kernel_engine
+from tests.interpreted.test_kernel_engine import PROMPTS, VOCAB
+
+small = functools.partial(test_kernel_engine.small, "llama", seed=4)
+CHAIN: dict[str, Any] = {"method": "eagle3", "num_speculative_tokens": 3}
+TREE = CHAIN | {"tree": True, "num_draft_nodes": 7, "top_k": 3, "max_branches": 2, "p_split": 0.0}
+LONG = 20
+
+
+@pytest.fixture(autouse=True)
+def _small_device(monkeypatch) -> None:
+    monkeypatch.setattr(kernel_runner, "device_limits", lambda device: Device(2, 1 << 16))
+
+
+def asked(max_tokens: int = LONG, **params: Any) -> list[Request]:
+    return [request(p, seed=i, eos=None, max_tokens=max_tokens, **params) for i, p in enumerate(PROMPTS)]
+
+
+@functools.cache
+def wanted(max_tokens: int = LONG) -> list[list[int]]:
+    return run(engine(TorchRunner(small())), asked(max_tokens))
+
+
+def eagle(few: bool = True, **flags: bool) -> Eagle3Head:
+    """Random weights. With `few`, it drafts only tokens that the target likes, and so is often right."""
+    from transformers import LlamaConfig
+
+    config = LlamaConfig(
+        hidden_size=32, intermediate_size=24, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1, head_dim=16,
+        vocab_size=VOCAB, attn_implementation="eager",
+    )  # fmt: skip
+    used = [t for t, _ in collections.Counter(t for text in wanted() for t in text).most_common(4)]
+    torch.manual_seed(3)
+    head = Eagle3Head(
+        HeadSpec("eagle3", 32, VOCAB, len(used) if few else VOCAB, (0, 1, 2)), config, Eagle3Flags(**flags)
+    )
+    for p in head.parameters():
+        torch.nn.init.normal_(p, 1.0 if p.ndim == 1 else 0.0, 0.3)
+    if few:
+        head.d2t.copy_(torch.tensor(sorted(used)) - torch.arange(len(used)))
+    return head.eval()
+
+
+class Drafts:
+    """What was drafted behind which text, told when it was verified; and how many forwards stood on an unknown place."""
+
+    def __init__(self, e: Engine) -> None:
+        self.engine, self.ahead, self.found = e, 0, {}
+        drafter = next(iter(e.drafting.drafters.values()))
+        self.observe, self.forward = drafter.observe, e.runner.forward
+        drafter.observe, e.runner.forward = self._observe, self._forward  # type: ignore[method-assign]
+
+    def _observe(self, view: Any, trees: Any, verdicts: Any) -> None:
+        for r, tree, verdict in zip(view.requests, trees, verdicts, strict=True):
+            if r.request.finish_reason is None:
+                before = tuple(r.tokens[: len(r.tokens) - len(verdict.accepted) - 1])
+                self.found[before] = (list(tree.tokens), list(tree.parents))
+        self.observe(view, trees, verdicts)
+
+    def _forward(self, batch: Any) -> Any:
+        self.ahead += any(s.room is not None for s in batch.segments)
+        return self.forward(batch)
+
+
+@functools.cache
+def by_the_host(name: str, few: bool, flags: tuple[str, ...] = ()) -> dict[tuple[int, ...], Any]:
+    """The drafts of the host's own code, one request at a time."""
+    e = engine(TorchRunner(small()), {"chain": CHAIN, "tree": TREE}[name], head=eagle(few, **dict.fromkeys(flags, True)))
+    drafts = Drafts(e)
+    for r in asked():
+        run(e, [r])
+    assert not drafts.ahead
+    return drafts.found
+
+
+@pytest.mark.parametrize("name", ["chain", "tree"])
+@pytest.mark.parametrize("arrivals", [0, 2])
+@pytest.mark.parametrize("few", [True, False])
+def test_drafts_are_those_of_the_host(name: str, arrivals: int, few: bool) -> None:
+    e = engine(small(), {"chain": CHAIN, "tree": TREE}[name], head=eagle(few))
+    drafts, rs = Drafts(e), asked()
+    assert run(e, rs, arrivals) == wanted()
+    host = by_the_host(name, few)
+    both = [text for text in drafts.found if text in host and len(host[text][0]) == {"chain": 3, "tree": 7}[name]]
+    assert len(both) > 10 and drafts.ahead > 3
+    for text in both:
+        if drafts.found[text][0]:
+            assert drafts.found[text] == host[text], len(text)
+    assert sum(bool(drafts.found[text][0]) for text in both) > 10
+    if few:
+        assert sum(r.stats.accepted for r in rs) > 5
