@@ -494,6 +494,7 @@ class Engine:
         drafted, forward, moves = flight.drafted, flight.forward, []
         ready = iter(zip(drafted.trees, verdicts, drafted.names, flight.chosen, strict=True))
         went_on, grew = {r.id for r in flight.expected}, []
+        starts = [_start(p, s) for p, s in zip(flight.plan.parts, flight.batch.segments, strict=True)]
         for part, place in zip(flight.plan.parts, flight.places, strict=True):
             draft, verdict, name, chosen = next(ready) if part.ready else (Tree(), Verdict([], 0), "", True)
             r = part.request
@@ -521,7 +522,7 @@ class Engine:
                 self.runner.keep(self.pool.tables[r.id].slots, r.computed)
                 self.pool.trim(r.id, len(r.tokens))
         if flight.batch.hidden_layers:
-            self.drafting.read(self._readings(flight, verdicts), None if flight.followed else forward.hidden)
+            self.drafting.read(self._readings(flight, verdicts, starts), None if flight.followed else forward.hidden)
         self.drafting.observe(drafted, verdicts)
         for part in flight.plan.ready:
             r = part.request
@@ -529,15 +530,15 @@ class Engine:
                 self.pool.seal(r.id, r.tokens, r.computed, r.space)  # for whoever goes on from here
                 self._leave(r)
 
-    def _readings(self, flight: Flight, verdicts: list[Verdict]) -> list[tuple[Planned, Reading]]:
-        """Which rows of the forward stand for what lies in KV now."""
+    def _readings(self, flight: Flight, verdicts: list[Verdict], starts: list[int]) -> list[tuple[Planned, Reading]]:
+        """Which rows of the forward stand for what lies in KV now. `starts`: where the first of each part stands."""
         out, ready = [], iter(verdicts)
-        for part, segment in zip(flight.plan.parts, flight.batch.segments, strict=True):
+        for part, segment, at in zip(flight.plan.parts, flight.batch.segments, starts, strict=True):
             r, accepted = part.request, next(ready).accepted if part.ready else []
             if r.id in self.pool.tables:
                 root, ends = segment.start + part.piece, r.finish_reason is not None
-                rows = [*range(segment.start, root), *(root + n for n in accepted)][: r.computed - segment.context]
-                out.append((part, Reading(r.id, r.tokens, segment.context, rows, part.piece, self._slots(r), ends)))
+                rows = [*range(segment.start, root), *(root + n for n in accepted)][: r.computed - at]
+                out.append((part, Reading(r.id, r.tokens, at, rows, part.piece, self._slots(r), ends)))
         return out
 
     def _slots(self, request: Request) -> np.ndarray:
@@ -642,6 +643,12 @@ class Engine:
         assert held <= {r.id for r in self.scheduler.running}, "a table without a running request"
         for r in self.scheduler.running:
             assert r.computed < len(r.tokens) and len(self.pool.tables[r.id].slots) >= r.computed
+
+
+def _start(part: Planned, segment: Segment) -> int:
+    """Where a part's first row stands, before its tokens are appended. A step that was launched behind another one's draft
+    may stand further on than the host wrote."""
+    return len(part.request.tokens) - part.piece if part.ready else segment.context
 
 
 def _drop_placeholder(request: Request) -> None:

@@ -34,7 +34,7 @@ class FusedModel(LeanModel):
     @torch.inference_mode()
     def prepare(self, positions: int, rows: int) -> None:
         """Make the angles of every position, and room for forwards of up to `rows` rows."""
-        self.angles = _angles(self.rotary, positions, self.dtype, self.device)
+        self.angles = position_angles(self.rotary, positions, self.dtype, self.device)
         rows = -(-rows // FIXED_ROWS) * FIXED_ROWS if self.deterministic else FEW
         widest = max(len(b.down.weight) for b in self.blocks)
         self.scratch = Scratch(self.device, 4 * rows * (widest + 64), rows * (widest + 64) // 16)
@@ -144,7 +144,7 @@ def _float_product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return torch.mm(x, weight.t(), out_dtype=torch.float32)
 
 
-def _angles(rotary: Any, positions: int, dtype: torch.dtype, device: torch.device) -> Angles:
+def position_angles(rotary: Any, positions: int, dtype: torch.dtype, device: torch.device) -> Angles:
     """cos and sin of every position, (positions, D/2), rounded as the model rounds them."""
     some = torch.zeros(1, dtype=dtype, device=device)
     cos, sin = rotary(some, torch.arange(positions, device=device)[None])

@@ -5,11 +5,15 @@ The host waits for nothing: it says which requests, and the draft leaves as mail
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from headstart.core import DeviceStep, DeviceTexts
+from headstart.models.attention import Attends
 from headstart.models.graphs import Capture
 from headstart.models.heads import Head
+from headstart.models.heads.fused import FusedEagle3, fusible
 from headstart.models.kernels import growth as kernels
 from headstart.models.kernels.attention import Layout, Room
 from headstart.models.kernels.growth import MOST_TAPS, Field, Growth
@@ -25,6 +29,42 @@ def fits(head: Head, growth: Growth) -> bool:
     """Can drafts of this shape grow on the device?"""
     small = max(growth.top_k, growth.width) <= MOST_WIDTH and growth.candidates <= MOST_CANDIDATES
     return small and growth.depth >= 1 and 1 <= growth.nodes <= growth.candidates and len(head.spec.taps) <= MOST_TAPS
+
+
+class Plain:
+    """Any head, through its own modules."""
+
+    most_rows = 1 << 30
+
+    def __init__(self, head: Head) -> None:
+        self.head = head
+
+    def read(
+        self,
+        features: torch.Tensor,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        context: Attends | None,
+        last: torch.Tensor,
+    ) -> torch.Tensor:
+        """Behind real features; the state of the rows `last`."""
+        state = self.head.advance(0, self.head.begin(features), tokens, positions, context)
+        return state.index_select(0, last)
+
+    def advance(
+        self,
+        level: int,
+        state: torch.Tensor,
+        parents: torch.Tensor,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        context: Attends | None,
+    ) -> torch.Tensor:
+        """Each row goes on from the state of its parent."""
+        return self.head.advance(level, state.index_select(0, parents), tokens, positions, context)
+
+    def logits(self, level: int, state: torch.Tensor) -> torch.Tensor:
+        return self.head.logits(level, state)
 
 
 class Grower:
@@ -48,6 +88,8 @@ class Grower:
             page_size, num_slots, self.device,
         )  # fmt: skip
         self.targets = head.targets
+        self.plain: Any = Plain(head)
+        self.fused: Any = FusedEagle3(head, limits, max_len) if fusible(head) else self.plain
         self.room = self._room()
         self.keys: list[torch.Tensor] = []
         self.values: list[torch.Tensor] = []
@@ -86,21 +128,21 @@ class Grower:
     # ------------------------------------------------------------------ what a graph holds
     def _run(self, lines: int) -> None:
         """Read on, then level by level."""
-        head, field, g = self.head, self.field, self.growth
+        field, g = self.field, self.growth
         rows, width = lines * g.rows, lines * g.width
+        head = self.fused if max(rows, width) <= self.fused.most_rows else self.plain
         reading, *levels = self._views(lines)
-        state = head.begin(field.features[:rows])
-        state = head.advance(0, state, field.tokens[:rows], field.positions[:rows], self._context(reading))
-        state = state.index_select(0, field.last[:lines])
-        self._branch(0, state, lines)
+        features, tokens, last = field.features[:rows], field.tokens[:rows], field.last[:lines]
+        state = head.read(features, tokens, reading.positions, self._context(reading), last)
+        self._branch(head.logits(0, state), 0, lines)
         for level, layout in enumerate(levels, 1):
-            state = state.index_select(0, field.parent_rows[:width])
-            state = head.advance(level, state, field.next_tokens[:width], layout.positions, self._context(layout))
-            self._branch(level, state, lines)
+            parents, tokens = field.parent_rows[:width], field.next_tokens[:width]
+            state = head.advance(level, state, parents, tokens, layout.positions, self._context(layout))
+            self._branch(head.logits(level, state), level, lines)
         kernels.select(field, lines)
 
-    def _branch(self, level: int, state: torch.Tensor, lines: int) -> None:
-        kernels.top(self.field, self.head.logits(level, state), self.targets)
+    def _branch(self, logits: torch.Tensor, level: int, lines: int) -> None:
+        kernels.top(self.field, logits, self.targets)
         kernels.frontier(self.field, lines, level)
 
     def _views(self, lines: int) -> list[Layout]:
