@@ -33,13 +33,19 @@ from headstart import LLM, SamplingParams
 
 console = Console(width=150)
 TREE = {"tree": True, "top_k": 8, "max_branches": 8, "p_split": 0.0}
-WAYS: dict[str, dict[str, Any]] = {
-    "chain 3": {"num_speculative_tokens": 3},
-    "chain 5": {"num_speculative_tokens": 5},
-    "tree 16": TREE | {"num_speculative_tokens": 5, "num_draft_nodes": 16},
-    "tree 32": TREE | {"num_speculative_tokens": 6, "num_draft_nodes": 32},
-    "adaptive": {"policy": "adaptive"},
-}
+
+
+def way(name: str) -> dict[str, Any]:
+    """ "chain 5"; "tree 32", or "tree 15x7" of 15 nodes down to depth 7; "adaptive"."""
+    if name == "adaptive":
+        return {"policy": "adaptive"}
+    kind, _, size = name.partition(" ")
+    nodes, _, depth = size.partition("x")
+    if kind == "chain":
+        return {"num_speculative_tokens": int(nodes)}
+    if kind == "tree":
+        return TREE | {"num_speculative_tokens": int(depth or 6), "num_draft_nodes": int(nodes)}
+    raise SystemExit(f"Unknown way {name!r}: chain N, tree N, tree NxDEPTH or adaptive.")
 
 
 # ------------------------------------------------------------------ prompts
@@ -57,10 +63,15 @@ def spec_bench(path: str, count: int) -> list[tuple[str, str]]:
     return [(name, p) for name, own in found.items() for p in own[:: max(1, len(own) // count)][:count]]
 
 
+def code() -> list[tuple[str, str]]:
+    lines = Path(__file__).with_name("code_prompts.txt").read_text(encoding="utf-8").splitlines()
+    return [("code", line) for line in lines]
+
+
 # ------------------------------------------------------------------ measuring
 def measure(args: argparse.Namespace, name: str, prompts: list[tuple[str, str]], temperature: float, how: str) -> Any:
     """One way against plain decoding, prompt by prompt in turns."""
-    spec = {"method": args.method, "verification": how} | WAYS[name] | json.loads(args.more)
+    spec = {"method": args.method, "verification": how} | way(name) | json.loads(args.more)
     spec |= {"model": args.head} if args.head else {}
     options = json.loads(args.engine) | {"share_prefixes": False, "max_model_len": 2048}
     rows = []
@@ -115,8 +126,9 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
 def run(args: argparse.Namespace) -> dict[str, Any]:
     prompts = gsm8k(args.gsm8k, args.prompts) if args.gsm8k else []
     prompts += spec_bench(args.spec_bench, args.each) if args.spec_bench else []
+    prompts += code() if args.code else []
     if not prompts:
-        raise SystemExit("Give --gsm8k or --spec-bench: there are no prompts.")
+        raise SystemExit("Give --gsm8k, --spec-bench or --code: there are no prompts.")
     out: dict[str, Any] = {}
     for temperature, how in [(t, h) for t in args.temperatures for h in (("walk", "rejection") if t else ("walk",))]:
         for name in args.ways:
@@ -162,10 +174,13 @@ def main() -> None:
     parser.add_argument("--method", default="eagle3")
     parser.add_argument("--gsm8k", help="GSM8K's test.jsonl")
     parser.add_argument("--spec-bench", help="Spec-Bench's question.jsonl")
+    parser.add_argument("--code", action="store_true", help="the prompts of code_prompts.txt, beside this file")
     parser.add_argument("--prompts", type=int, default=40, help="of GSM8K")
     parser.add_argument("--each", type=int, default=2, help="of each category of Spec-Bench")
     parser.add_argument("--tokens", type=int, default=128)
-    parser.add_argument("--ways", type=lambda s: s.split(","), default=list(WAYS), help="of: " + ", ".join(WAYS))
+    parser.add_argument(
+        "--ways", type=lambda s: s.split(","), default=["chain 3", "chain 5", "tree 16", "tree 32", "adaptive"]
+    )
     parser.add_argument("--temperatures", type=lambda s: [float(x) for x in s.split(",")], default=[0.0])
     parser.add_argument("--engine", default="{}", help="options of LLM, as JSON")
     parser.add_argument("--more", default="{}", help="more of the speculative config, as JSON")

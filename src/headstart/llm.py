@@ -461,7 +461,8 @@ def _start(
     )
     decode = None if model.tokenizer is None else model.tokenizer.decode
     engine = Engine(runner, engine_config, model.max_len, pages, config, around, decode)
-    runner.warm_up(config.nodes if config.method != "none" else 0, config.tree or config.method == "suffix")
+    nodes = config.nodes if config.method != "none" else 0
+    runner.warm_up(nodes, config.tree or config.method == "suffix", engine.drafting.taps)
     if isinstance(engine.policy, AdaptivePolicy):
         with status("Measuring this machine"):
             engine.policy.costs = measure(runner, min(64, engine.pool.num_slots - CONTEXT))

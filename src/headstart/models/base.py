@@ -74,8 +74,8 @@ class Runner:
         """Memory that forwards of up to so many rows take besides weights and KV, where it is known."""
         return 0
 
-    def warm_up(self, nodes: int, trees: bool) -> None:
-        """Prepare for steps of one request, plain and with drafts of so many nodes."""
+    def warm_up(self, nodes: int, trees: bool, taps: tuple[int, ...] = ()) -> None:
+        """Prepare for steps of one request, plain and with drafts of so many nodes, that tell these hidden states."""
 
     def synchronize(self) -> None:
         """Wait for the device."""

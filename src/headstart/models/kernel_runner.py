@@ -260,7 +260,7 @@ class KernelRunner(TorchRunner):
 
     # ------------------------------------------------------------------ graphs
     @_at_home
-    def warm_up(self, nodes: int, trees: bool) -> None:
+    def warm_up(self, nodes: int, trees: bool, taps: tuple[int, ...] = ()) -> None:
         """Capture what a single request will need first; all else is captured when it is first met."""
         if not self.graphs_allowed:
             return
@@ -270,7 +270,7 @@ class KernelRunner(TorchRunner):
         with status("Preparing GPU kernels and graphs"):
             for shape in shapes:
                 if shape.rows <= self.graph_rows:
-                    self._graph(shape, ())
+                    self._graph(shape, taps)
 
     def release(self) -> None:
         """Let go of KV, graphs and everything that they read and write."""
