@@ -86,10 +86,10 @@ def _begin(
     own = own_pages + line * MOST
     from_target = tl.load(table + segment)
     used = (length - 2) // PAGE + 1  # pages of what is real
-    for i in range(0, used, BE):
-        each = i + tl.arange(0, BE)
-        tl.store(own + each, tl.load(pages + from_target + each, mask=each < used, other=0), mask=each < used)
     more = tl.arange(0, BE)
+    for i in range(0, used, BE):
+        page = i + more
+        tl.store(own + page, tl.load(pages + from_target + page, mask=page < used, other=0), mask=page < used)
     for i in range(0, SPAN, BE):
         tl.store(own + used + i + more, FIRST + line * SPAN + i + more, mask=i + more < SPAN)
     tl.debug_barrier()
@@ -117,8 +117,8 @@ def _begin(
         index = length - 1 + entry
         there = (entry // W * LINES + line) * W + entry % W  # level by level, so that a level's rows stand together
         tl.store(own_positions + there, length - 1 + entry // W, mask=mine)
-        slot = tl.load(own + index // PAGE, mask=mine, other=0) * PAGE + index % PAGE
-        tl.store(own_slots + there, slot, mask=mine)
+        free = tl.load(own + index // PAGE, mask=mine, other=0) * PAGE + index % PAGE
+        tl.store(own_slots + there, free, mask=mine)
 
 
 @triton.jit
