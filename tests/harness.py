@@ -63,6 +63,28 @@ def run(engine: Engine, requests: list[Request], arrivals: int = 0) -> list[list
     return [r.output for r in requests]
 
 
+class Drafts:
+    """What was drafted behind which text, told when it is verified; and how many forwards stood where only the device knew."""
+
+    def __init__(self, e: Engine) -> None:
+        self.engine, self.ahead = e, 0
+        self.found: dict[tuple[int, ...], tuple[list[int], list[int]]] = {}
+        drafter = next(iter(e.drafting.drafters.values()))
+        self.observe, self.forward = drafter.observe, e.runner.forward
+        drafter.observe, e.runner.forward = self._observe, self._forward  # type: ignore[method-assign]
+
+    def _observe(self, view: Any, trees: Any, verdicts: Any) -> None:
+        for r, tree, verdict in zip(view.requests, trees, verdicts, strict=True):
+            if r.request.finish_reason is None:
+                before = tuple(r.tokens[: len(r.tokens) - len(verdict.accepted) - 1])
+                self.found[before] = (list(tree.tokens), list(tree.parents))
+        self.observe(view, trees, verdicts)
+
+    def _forward(self, batch: Any) -> Any:
+        self.ahead += any(s.room is not None for s in batch.segments)
+        return self.forward(batch)
+
+
 @torch.inference_mode()
 def generate(model: Any, prompt: list[int], max_tokens: int, eos: int | None = 0) -> list[int]:
     """transformers' own greedy continuation."""

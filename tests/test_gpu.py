@@ -201,6 +201,31 @@ def test_nothing_waits_for_the_device_but_the_verdicts(spec: dict | None, params
     assert all(r.finish_reason for r in asked)
 
 
+HEAD = {"method": "eagle3", "num_speculative_tokens": 4}
+BUSHY = HEAD | {"tree": True, "num_draft_nodes": 15, "top_k": 8, "max_branches": 8, "p_split": 0.0}
+
+
+@pytest.mark.parametrize("spec", [HEAD, BUSHY], ids=["chain", "tree"])
+@pytest.mark.parametrize("normed", [False, True])
+def test_a_head_drafts_on_the_device_what_it_drafts_on_the_host(spec: dict, normed: bool) -> None:
+    """In float32, one request after the other on the host, all together on the device; ties of rounding may fall anywhere."""
+    model = small_model(dtype=torch.float32)
+    prompts = [[(7 * i + j) % 900 for j in range(40 + i)] for i in range(5)]
+    plain = harness.run(harness.engine(TorchRunner(model)), [harness.request(p) for p in prompts])
+    liked = sorted({t for text in plain for t in text})
+    found = []
+    for runner in (TorchRunner(model), KernelRunner(model)):
+        head = tiny.eagle(model.config, (1, 2, 4), liked, head_dim=64, norm_output=normed, norm_before_residual=normed)
+        e = harness.engine(runner, spec, head=head.to("cuda"), max_batch_tokens=512)
+        drafts, asked = harness.Drafts(e), [harness.request(p) for p in prompts]
+        assert harness.run(e, asked) == plain
+        found.append({text: draft for text, draft in drafts.found.items() if draft[0]})
+    host, device = found
+    both = [text for text in device if text in host and len(host[text][0]) == len(device[text][0])]
+    same = sum(host[text] == device[text] for text in both)
+    assert drafts.ahead > 5 and len(both) > 20 and same >= 0.95 * len(both), f"{same} of {len(both)}"
+
+
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_steps_behind_steps_give_the_same_text(temperature: float) -> None:
     """Plain decoding chains steps on placeholders; stop tokens and limits end requests in mid-flight."""

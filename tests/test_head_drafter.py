@@ -23,25 +23,9 @@ CHAIN = {"method": "eagle3", "num_speculative_tokens": 4}
 TREE = CHAIN | {"tree": True, "num_draft_nodes": 9, "top_k": 3, "max_branches": 3, "p_split": 0.0}
 
 
-def eagle(draft_vocab: int = tiny.VOCAB, seed: int = 3, layers: int = 1, **flags: bool) -> Eagle3Head:
-    """Random weights, loud enough that drafts depend on all that a head reads."""
-    from transformers import LlamaConfig
-
-    target = tiny.model().config
-    config = LlamaConfig(
-        hidden_size=target.hidden_size, intermediate_size=48, num_hidden_layers=layers, num_attention_heads=4,
-        num_key_value_heads=2, head_dim=8, vocab_size=tiny.VOCAB, attn_implementation="eager",
-    )  # fmt: skip
-    torch.manual_seed(seed)
-    head = Eagle3Head(
-        HeadSpec("eagle3", target.hidden_size, tiny.VOCAB, draft_vocab, TAPS), config, Eagle3Flags(**flags)
-    )
-    for p in head.parameters():
-        torch.nn.init.normal_(p, 1.0 if p.ndim == 1 else 0.0, 0.3)
-    if draft_vocab < tiny.VOCAB:
-        kept = torch.randperm(tiny.VOCAB)[:draft_vocab].sort().values
-        head.d2t.copy_(kept - torch.arange(draft_vocab))
-    return head.eval()
+def eagle(draft_vocab: int = tiny.VOCAB, **more: Any) -> Eagle3Head:
+    kept = torch.randperm(tiny.VOCAB, generator=torch.Generator().manual_seed(1))[:draft_vocab].sort().values.tolist()
+    return tiny.eagle(tiny.model().config, TAPS, None if draft_vocab == tiny.VOCAB else kept, **more)
 
 
 # ------------------------------------------------------------------ a reference that reads whole texts

@@ -234,3 +234,29 @@ def loaded(size: int = 400, style: str = "bytes", seed: int = 0, layers: int = 3
     torch.manual_seed(seed)
     made = LlamaForCausalLM(LlamaConfig(**_LLAMA | {"vocab_size": len(words), "num_hidden_layers": layers})).eval()
     return wrap(f"tiny-{style}-{size}", made, Tokenizer(words))
+
+
+def eagle(
+    target: Any, taps: tuple[int, ...], tokens: list[int] | None = None, seed: int = 3, layers: int = 1, head_dim: int = 8,
+    **flags: bool,
+) -> Any:  # fmt: skip
+    """An EAGLE-3 head for a target of this config, with random weights, loud enough that drafts depend on all that it reads.
+    `tokens`: its vocabulary, in ascending order; None: the target's."""
+    from transformers import LlamaConfig
+
+    from headstart.models.heads import HeadSpec
+    from headstart.models.heads.eagle import Eagle3Flags, Eagle3Head
+
+    size, vocab = target.hidden_size, target.vocab_size
+    config = LlamaConfig(
+        hidden_size=size, intermediate_size=48, num_hidden_layers=layers, num_attention_heads=4, num_key_value_heads=2,
+        head_dim=head_dim, vocab_size=vocab, attn_implementation="eager",
+    )  # fmt: skip
+    torch.manual_seed(seed)
+    spec = HeadSpec("eagle3", size, vocab, vocab if tokens is None else len(tokens), taps)
+    head = Eagle3Head(spec, config, Eagle3Flags(**flags))
+    for p in head.parameters():
+        torch.nn.init.normal_(p, 1.0 if p.ndim == 1 else 0.0, 0.3)
+    if tokens is not None:
+        head.d2t.copy_(torch.tensor(tokens) - torch.arange(len(tokens)))
+    return head.eval()

@@ -7,18 +7,17 @@ import functools
 from typing import Any
 
 import pytest
-import torch
 
 from headstart.core import Request
-from headstart.engine import Engine
 from headstart.models import kernel_runner
-from headstart.models.heads import HeadSpec, grower
-from headstart.models.heads.eagle import Eagle3Flags, Eagle3Head
+from headstart.models.heads import grower
+from headstart.models.heads.eagle import Eagle3Head
 from headstart.models.paged import Device
 from headstart.models.runner import TorchRunner
-from tests.harness import engine, request, run
+from tests import tiny
+from tests.harness import Drafts, engine, request, run
 from tests.interpreted import test_kernel_engine
-from tests.interpreted.test_kernel_engine import PROMPTS, VOCAB
+from tests.interpreted.test_kernel_engine import PROMPTS
 
 small = functools.partial(test_kernel_engine.small, "llama", seed=4)
 CHAIN: dict[str, Any] = {"method": "eagle3", "num_speculative_tokens": 3}
@@ -40,45 +39,10 @@ def wanted(max_tokens: int = LONG) -> list[list[int]]:
     return run(engine(TorchRunner(small())), asked(max_tokens))
 
 
-def eagle(few: bool = True, **flags: bool) -> Eagle3Head:
-    """Random weights. With `few`, it drafts only tokens that the target likes, and so is often right."""
-    from transformers import LlamaConfig
-
-    config = LlamaConfig(
-        hidden_size=32, intermediate_size=24, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1, head_dim=32,
-        vocab_size=VOCAB, attn_implementation="eager",
-    )  # fmt: skip
+def eagle(few: bool = True) -> Eagle3Head:
+    """With `few`, it drafts only tokens that the target likes, and so is often right."""
     used = [t for t, _ in collections.Counter(t for text in wanted() for t in text).most_common(4)]
-    torch.manual_seed(3)
-    head = Eagle3Head(
-        HeadSpec("eagle3", 32, VOCAB, len(used) if few else VOCAB, (0, 1, 2)), config, Eagle3Flags(**flags)
-    )
-    for p in head.parameters():
-        torch.nn.init.normal_(p, 1.0 if p.ndim == 1 else 0.0, 0.3)
-    if few:
-        head.d2t.copy_(torch.tensor(sorted(used)) - torch.arange(len(used)))
-    return head.eval()
-
-
-class Drafts:
-    """What was drafted behind which text, told when it was verified; and how many forwards stood on an unknown place."""
-
-    def __init__(self, e: Engine) -> None:
-        self.engine, self.ahead, self.found = e, 0, {}
-        drafter = next(iter(e.drafting.drafters.values()))
-        self.observe, self.forward = drafter.observe, e.runner.forward
-        drafter.observe, e.runner.forward = self._observe, self._forward  # type: ignore[method-assign]
-
-    def _observe(self, view: Any, trees: Any, verdicts: Any) -> None:
-        for r, tree, verdict in zip(view.requests, trees, verdicts, strict=True):
-            if r.request.finish_reason is None:
-                before = tuple(r.tokens[: len(r.tokens) - len(verdict.accepted) - 1])
-                self.found[before] = (list(tree.tokens), list(tree.parents))
-        self.observe(view, trees, verdicts)
-
-    def _forward(self, batch: Any) -> Any:
-        self.ahead += any(s.room is not None for s in batch.segments)
-        return self.forward(batch)
+    return tiny.eagle(small().config, (0, 1, 2), sorted(used) if few else None, head_dim=32)
 
 
 SPECS = {"chain": CHAIN, "tree": TREE, "wide": TREE | {"top_k": 4, "max_branches": 12, "num_draft_nodes": 20}}
