@@ -370,7 +370,7 @@ class DeviceTexts(Protocol):
         ...
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class DeviceStep:
     """What the target's last forward left on its device, for drafters that go on from there. Segments are the forward's."""
 
@@ -379,6 +379,7 @@ class DeviceStep:
     root: torch.Tensor  # (B,) int32: the row that the draft hung behind
     table: torch.Tensor  # (B,) int32: where a segment's pages begin
     pages: torch.Tensor  # int32
+    fixed: bool = False  # forwards like this one leave it at the same place every time
 
 
 @dataclass

@@ -14,6 +14,7 @@ from where the last forward left them, and nobody waits.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -39,7 +40,7 @@ from headstart.core import (
 from headstart.drafters import Needs, Surroundings
 from headstart.drafters.growing import GrowingDrafter, Growth, frontier_shape, unpack
 from headstart.errors import ConfigError
-from headstart.models.attention import Context
+from headstart.models.attention import Attends, Context
 from headstart.models.heads import Head
 from headstart.models.packing import step_up
 from headstart.sampling import Row, argmax, is_sure, top_scores
@@ -185,7 +186,7 @@ class HeadDrafter(GrowingDrafter):
         g, count, padded = self.grower.growth, len(drafted), step_up(len(drafted))
         many = drafted + drafted[-1:] * (padded - count)
         numbers = texts.on_device([*(r.line for r in many), *(r.seat for r in many)])
-        found = self.grower.grow(view.step, texts, numbers[:padded], numbers[padded:], count)
+        found = self.grower.grow(view.step, texts, numbers, count)
         for r in drafted:
             trail = self._trails[r.id]
             trail.read, trail.features, trail.state = trail.known, [], None
@@ -208,19 +209,18 @@ class HeadDrafter(GrowingDrafter):
         g: DeviceGrowth,
     ) -> Draft:
         """The host knows no more than how many nodes there may be: their tokens and parents are in the mail."""
-        line = {r.id: i for i, r in enumerate(drafted)}
-        at = np.array([line.get(r.id, 0) * g.mail for r in view.requests], np.int64)
-        blank = [-1] * g.nodes if g.width > 1 or g.top_k > 1 else list(range(-1, g.nodes - 1))
-        trees = [Tree([PENDING] * g.nodes, list(blank)) if r.id in line else Tree() for r in view.requests]
-        index = np.concatenate([at[i] + 1 + np.arange(len(t)) for i, t in enumerate(trees)])
+        ids = {r.id for r in drafted}
+        lines = tuple(r.id in ids for r in view.requests)
+        at, index = _places(lines, g)
+        branches = g.nodes > 1 and (g.width > 1 or g.top_k > 1)
+        blank = [-1] * g.nodes if branches else list(range(-1, g.nodes - 1))
+        draft = Draft.of([Tree([PENDING] * g.nodes, list(blank)) if line else Tree() for line in lines])
 
         def wait() -> list[Tree]:
-            rows = told().tolist()
-            return [_tree(rows[line[r.id]], g.nodes) if r.id in line else Tree() for r in view.requests]
+            rows = iter(told().tolist())
+            return [_tree(next(rows), g.nodes) if line else Tree() for line in lines]
 
-        grown = at + 1 + g.nodes if g.nodes > 1 and (g.width > 1 or g.top_k > 1) else None
-        draft = Draft.of(trees)
-        draft.mail = Mail(found.reshape(-1), index, wait, at, grown, g.depth)
+        draft.mail = Mail(found.view(-1), index, wait, at, at + 1 + g.nodes if branches else None, g.depth)
         return draft
 
     # -------------------------------------------------------------- catch up
@@ -262,7 +262,11 @@ class HeadDrafter(GrowingDrafter):
         if not self.head.shapes:
             return self.head.advance(level, state, token, position, None)
         batch = Batch(np.array(tokens), np.array(positions), segments, np.empty(0, np.int64))
-        context = Context(batch, self.keys, self.values, self.device)
+        context: Attends
+        if self.grower is not None and all(s.parents is None for s in segments):
+            context = self.grower.context(batch)
+        else:
+            context = Context(batch, self.keys, self.values, self.device)
         return self.head.advance(level, state, token, position, context)
 
     # -------------------------------------------------------------- grow
@@ -307,6 +311,13 @@ class HeadDrafter(GrowingDrafter):
             whole = torch.full((len(logits), self.around.vocab_size), -torch.inf, device=logits.device)
             return top_scores(whole.index_copy_(1, self.targets, logits.float()), rows, self.shape[0])
         return top_scores(logits.float(), rows, self.shape[0], self.targets)
+
+
+@functools.lru_cache(256)
+def _places(lines: tuple[bool, ...], g: DeviceGrowth) -> tuple[np.ndarray, np.ndarray]:
+    """Where the mail of each request begins, and where its nodes' tokens are, for those that have any."""
+    at = np.cumsum([0, *lines])[:-1] * g.mail
+    return at, np.concatenate([a + 1 + np.arange(g.nodes) for a, line in zip(at, lines, strict=True) if line])
 
 
 def _tree(numbers: list[int], nodes: int) -> Tree:

@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from headstart.core import DeviceStep
+
 LEAD = 4  # layers in the first piece
 
 
@@ -24,6 +26,7 @@ class Graph:
     pieces: list[Any]
     logits: torch.Tensor
     hidden: dict[int, torch.Tensor]
+    left: DeviceStep | None = None
 
     def replay(self) -> None:
         for piece in self.pieces:

@@ -20,7 +20,7 @@ from headstart.models import packing
 from headstart.models.fused import FusedModel
 from headstart.models.graphs import Budget, Capture, Graph
 from headstart.models.kernels import ahead, choose
-from headstart.models.kernels.attention import DETERMINISTIC_SPLITS, Room
+from headstart.models.kernels.attention import DETERMINISTIC_SPLITS, Layout, Room
 from headstart.models.lean import in_family
 from headstart.models.load import position_limit
 from headstart.models.packing import Shape, step_up
@@ -150,16 +150,14 @@ class KernelRunner(TorchRunner):
             self.block[:used].copy_(host[:used], non_blocking=True)
             self._out.mark()
             graph = self._graph(shape, batch.hidden_layers)
-            self._advance(self.block, shape, batch)
             if graph is not None:
                 graph.replay()
-                self.left = self._leave(self.block, shape, graph.hidden)
+                self.left = graph.left
                 return self._forward(batch, shape, graph.logits, graph.hidden)
             block = self.block
         else:
             block = host[:used].to(self.device, non_blocking=True)
             self._out.mark()
-            self._advance(block, shape, batch)
         if len(batch.rows) == len(batch.tokens):
             lines, hidden = self._run(block, shape, None, batch.hidden_layers)
             self.left = self._leave(block, shape, hidden)
@@ -177,13 +175,15 @@ class KernelRunner(TorchRunner):
         rows = slice(0, len(batch.tokens)) if every else batch.rows
         return Forward(lines, _cut(hidden, batch), rows, self._land(batch, shape))
 
-    def _leave(self, block: torch.Tensor, shape: Shape, hidden: dict[int, torch.Tensor]) -> DeviceStep | None:
+    def _leave(
+        self, block: torch.Tensor, shape: Shape, hidden: dict[int, torch.Tensor], fixed: bool = False
+    ) -> DeviceStep | None:
         """For whoever drafts on the device."""
         if not hidden:
             return None
         sections = packing.places(shape)
         root, table = sections.on_device(block, "root"), sections.on_device(block, "table")
-        return DeviceStep(hidden, self._verdict(shape), root, table, block[sections.pages :])
+        return DeviceStep(hidden, self._verdict(shape), root, table, block[sections.pages :], fixed)
 
     def _verdict(self, shape: Shape) -> torch.Tensor:
         """(segments, 2 + most nodes)"""
@@ -206,6 +206,7 @@ class KernelRunner(TorchRunner):
             return sections.on_device(block, name)
 
         layout = packing.layout(block, shape, self.page_size)
+        self._advance(get, layout, shape)
         context = PagedContext(
             layout,
             self.keys,
@@ -236,15 +237,12 @@ class KernelRunner(TorchRunner):
                 choose.move(pool, verdict, layout, get("nodes"))
         return logits, hidden
 
-    def _advance(self, block: torch.Tensor, shape: Shape, batch: Batch) -> None:
-        """Let the device say where rows stand and how many were drafted, where the host does not know."""
-        if all(s.room is None and s.sized < 0 for s in batch.segments):
+    def _advance(self, get: Callable[[str], torch.Tensor], layout: Layout, shape: Shape) -> None:
+        """Let the device say where rows stand, how many were drafted and how trees branch, where the host does not know."""
+        if self.texts is None:
             return
-        assert self.texts is not None
-        get = functools.partial(packing.places(shape).on_device, block)
-        layout = packing.layout(block, shape, self.page_size)
         ahead.advance(get, layout, self.mail, self.texts, shape.new)
-        if any(s.grown >= 0 for s in batch.segments):
+        if shape.width:
             ahead.plant(get, layout, self.mail, shape.new)
 
     def _land(self, batch: Batch, shape: Shape) -> PinnedLanding | None:
@@ -317,7 +315,7 @@ class KernelRunner(TorchRunner):
                 found, hidden = self._run(self.block, shape, None, taps, logits, capture)
                 if found is not logits:
                     logits.copy_(found)
-            return Graph(capture.pieces, logits, hidden)
+            return Graph(capture.pieces, logits, hidden, self._leave(self.block, shape, hidden, fixed=True))
         finally:
             self.block.copy_(block)
             self.chosen.copy_(chosen)

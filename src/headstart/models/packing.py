@@ -196,7 +196,7 @@ def _fill_choice(get: Callable[[str], np.ndarray], batch: Batch, choice: Choice)
     get("root")[: len(nodes)] = [s.stop - 1 - max(n, 0) for s, n in zip(batch.segments, nodes, strict=True)]
     parent = get("parent")
     for segment, n in zip(batch.segments, nodes, strict=True):
-        if n > 0:
+        if n > 0 and segment.grown < 0:
             known = range(n) if segment.parents is None else segment.parents[-n:] - (len(segment.parents) - n - 1)
             parent[segment.stop - n : segment.stop] = known
 
@@ -210,6 +210,9 @@ def _fill_trees(get: Callable[[str], np.ndarray], shape: Shape, segments: list[S
             continue
         get("is_tree")[b] = 1
         get("shared")[segment.start : segment.stop] = segment.context
+        if segment.grown >= 0:  # all but its root is for the device to say
+            words[segment.start, 0] = 1
+            continue
         masks, paths = trace(segment.parents)
         depths[b * shape.width : b * shape.width + len(paths)] = [len(p) - 1 for p in paths]
         first = len(paths) - segment.num_new

@@ -5,11 +5,15 @@ The host waits for nothing: it says which requests, and the draft leaves as mail
 
 from __future__ import annotations
 
+import functools
+from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from headstart.core import DeviceStep, DeviceTexts
+from headstart.core import Batch, DeviceStep, DeviceTexts
+from headstart.models import packing
 from headstart.models.attention import Attends
 from headstart.models.graphs import Capture
 from headstart.models.heads import Head
@@ -17,12 +21,14 @@ from headstart.models.heads.fused import FusedEagle3, fusible
 from headstart.models.kernels import growth as kernels
 from headstart.models.kernels.attention import Layout, Room
 from headstart.models.kernels.growth import MOST_TAPS, Field, Growth
-from headstart.models.packing import step_up
+from headstart.models.packing import Shape, step_up
 from headstart.models.paged import Device, PagedContext
+from headstart.models.pinned import Ring
 from headstart.progress import note
 
 MOST_WIDTH = 64  # nodes of a level, and candidates of a node
 MOST_CANDIDATES = 1024
+RARE = 3  # times that a kind of step is met before a graph is made for it
 
 
 def fits(head: Head, growth: Growth) -> bool:
@@ -93,7 +99,10 @@ class Grower:
         self.room = self._room()
         self.keys: list[torch.Tensor] = []
         self.values: list[torch.Tensor] = []
-        self._graphs: dict[int, list[torch.cuda.CUDAGraph]] = {}
+        self._asked: torch.Tensor | None = None  # what `field.numbers` holds
+        self._graphs: dict[tuple[int, DeviceStep | None], list[torch.cuda.CUDAGraph]] = {}
+        self._seen: Counter[tuple[int, DeviceStep]] = Counter()
+        self._out = Ring(4, 1 << 12, self.device)
         self._layouts: dict[int, list[Layout]] = {}
 
     @property
@@ -106,28 +115,49 @@ class Grower:
         dim = 1 << (max([16, *dims]) - 1).bit_length()
         return Room(8 * self.limits.processors, 64, dim, self.device)
 
-    def grow(
-        self, step: DeviceStep, texts: DeviceTexts, lines: torch.Tensor, seats: torch.Tensor, count: int
-    ) -> torch.Tensor:
+    def grow(self, step: DeviceStep, texts: DeviceTexts, numbers: torch.Tensor, count: int) -> torch.Tensor:
         """(count, 1 + 2 nodes) int32, until the next call: for each line how many nodes, their tokens, their parents.
 
-        `lines` and `seats` (step_up(count),): segments of the last step, and seats of the texts; what pads them is drafted
-        for like the others, and told to nobody.
+        `numbers` (2 · step_up(count),): segments of the last step, then seats of the texts; what pads them is drafted for
+        like the others, and told to nobody.
         """
-        kernels.begin(self.field, step, texts, lines, seats)
-        padded = len(lines)
+        padded = len(numbers) // 2
+        if numbers is not self._asked:
+            self.field.numbers[: 2 * padded].copy_(numbers)
+            self._asked = numbers
+        how = functools.partial(kernels.begin, self.field, step, texts, padded)
+        key = (padded, step if step.fixed and self._is_usual(padded, step) else None)
+        if key[1] is None:
+            how()
         if not self.graphs_allowed:
             self._run(padded)
-        else:
-            if padded not in self._graphs:
-                self._graphs[padded] = self._capture(padded)
-            for piece in self._graphs[padded]:
-                piece.replay()
+        elif key not in self._graphs:
+            self._graphs[key] = self._capture(padded, None if key[1] is None else how)
+        for piece in self._graphs.get(key, ()):
+            piece.replay()
         return self.field.mail[:count]
 
+    def _is_usual(self, lines: int, step: DeviceStep) -> bool:
+        """Such steps come again and again: then where they leave their features is worth a graph of its own."""
+        self._seen[lines, step] += 1
+        return self.graphs_allowed and self._seen[lines, step] > RARE
+
+    def context(self, batch: Batch) -> PagedContext:
+        """For rows of real features, read apart from a draft."""
+        shape, page = Shape.of(batch), self.field.page_size
+        host, array = self._out.take(packing.size_of(shape, batch, page))
+        used = packing.fill(array, shape, batch, page)
+        block = host[:used].to(self.device, non_blocking=True)
+        self._out.mark()
+        context = self._context(packing.layout(block, shape, page))
+        assert context is not None
+        return context
+
     # ------------------------------------------------------------------ what a graph holds
-    def _run(self, lines: int) -> None:
+    def _run(self, lines: int, begin: Callable[[], None] | None = None) -> None:
         """Read on, then level by level."""
+        if begin is not None:
+            begin()
         field, g = self.field, self.growth
         rows, width = lines * g.rows, lines * g.width
         head = self.fused if max(rows, width) <= self.fused.most_rows else self.plain
@@ -158,16 +188,16 @@ class Grower:
         none = self.field.last
         return PagedContext(layout, self.keys, self.values, self.room, self.limits, False, none, none, none)
 
-    def _capture(self, lines: int) -> list[torch.cuda.CUDAGraph]:
-        """Run once for real, so that kernels are compiled; then record. Both read on from the same step."""
+    def _capture(self, lines: int, begin: Callable[[], None] | None) -> list[torch.cuda.CUDAGraph]:
+        """Run once for real, so that kernels are compiled; then record."""
         side = torch.cuda.Stream(self.device)
         side.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(side):
-            self._run(lines)
+            self._run(lines, begin)
         torch.cuda.current_stream(self.device).wait_stream(side)
         try:
             with Capture(side, torch.cuda.graph_pool_handle(), 0) as capture:
-                self._run(lines)
+                self._run(lines, begin)
         except torch.cuda.OutOfMemoryError:
             raise
         except RuntimeError as error:

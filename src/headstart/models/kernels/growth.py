@@ -297,6 +297,7 @@ class Field:
         few = lines * g.width
         self.values, self.nodes, self.words = floats(few), ints(few), ints(few * g.words)
         self.next_tokens, self.parent_rows = ints(few), ints(few)
+        self.numbers = ints(2 * lines)  # segments of the last step, then seats of the texts
         self.mail = ints(lines, g.mail)
         self.blocks = triton.cdiv(vocab, BLOCK)
         most = max(lines, few)
@@ -343,14 +344,14 @@ class Field:
         )  # fmt: skip
 
 
-def begin(field: Field, step: DeviceStep, texts: DeviceTexts, lines: torch.Tensor, seats: torch.Tensor) -> None:
+def begin(field: Field, step: DeviceStep, texts: DeviceTexts, count: int) -> None:
     """Say where each line reads on behind the target's last step, and gather the features of those rows."""
-    g, count = field.growth, len(lines)
+    g = field.growth
     _begin[(count,)](
-        lines, seats, texts.lengths, texts.tokens, texts.width, step.verdict, step.verdict.stride(0), step.root,
-        step.table, step.pages, field.rows, field.tokens, field.positions, field.slots, field.last, field.stop,
-        field.context, field.entries, field.pages, field.base, field.own_positions, field.own_slots,
-        field.first_page, field.span, field.most_pages, g.expanded, field.lines,
+        field.numbers, field.numbers[count:], texts.lengths, texts.tokens, texts.width, step.verdict,
+        step.verdict.stride(0), step.root, step.table, step.pages, field.rows, field.tokens, field.positions,
+        field.slots, field.last, field.stop, field.context, field.entries, field.pages, field.base,
+        field.own_positions, field.own_slots, field.first_page, field.span, field.most_pages, g.expanded, field.lines,
         g.rows, triton.next_power_of_2(max(2, g.rows)), g.width, field.page_size, 64, num_warps=1,
     )  # fmt: skip
     taps = list(step.hidden.values())
