@@ -26,6 +26,7 @@ from headstart.errors import ConfigError
 from headstart.models.attention import Context
 from headstart.models.heads import Head
 from headstart.sampling import Row, argmax, is_sure, top_scores
+from headstart.shapes import depth_of
 
 EAGER = 64  # features of so many tokens are read at once; fewer wait until a draft is asked for
 
@@ -47,6 +48,11 @@ class HeadDrafter(GrowingDrafter):
     def __init__(self, config: SpeculativeConfig, around: Surroundings) -> None:
         super().__init__(config, around)
         self.head = self._given()
+        most, depth = self.head.spec.max_depth, depth_of(config.static_tree or ((0,),))
+        if most is not None and depth > most:
+            raise ConfigError(
+                f"static_tree is {depth} levels deep, and this {config.method} head drafts {most} tokens."
+            )
         self.needs = Needs(hidden_layers=self.head.spec.taps)
         self.targets = self.head.targets
         self.device = next(itertools.chain(self.head.parameters(), self.head.buffers())).device
@@ -111,8 +117,7 @@ class HeadDrafter(GrowingDrafter):
         self.keys, self.values = [], []
 
     def describe(self) -> str:
-        shape = f"trees of up to {self.config.nodes} nodes" if self.config.tree else "chains"
-        return f"{self.head.spec.kind} head, {shape}"
+        return f"{self.head.spec.kind} head, {self._drafts()}"
 
     # -------------------------------------------------------------- catch up
     def _begin(self, r: RequestView) -> Growth | None:
@@ -125,7 +130,8 @@ class HeadDrafter(GrowingDrafter):
         if len(r.slots) < trail.known:  # it was set aside, and is computed anew in this step
             return None
         rule, samples = self._rule(r, r.request)
-        return Growth(r, list(r.tokens), rule, depth, len(r.tokens), samples, frontier=[-1])
+        plan = self._plan(depth, r.budget, samples)
+        return Growth(r, list(r.tokens), rule, depth, len(r.tokens), samples, plan=plan, frontier=[-1])
 
     def _catch_up(self, texts: list[tuple[str, Sequence[int], np.ndarray]]) -> None:
         """Read the features that wait, for these requests, in one forward."""
