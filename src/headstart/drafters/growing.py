@@ -3,9 +3,9 @@
 A node's value is the product of confidences on its path; the best nodes are expanded next, and in the end the best of all fill
 the budget. Or the shape is fixed beforehand (`shapes`): each node gets the children that a plan names, whatever their values.
 
-Under the walk, candidates are ranked by log q + g with the request's own noise, so they agree with the target far
-more often than independent samples. Under rejection, children are drawn from q without replacement with noise of their own,
-and how many are drawn is decided before their tokens are known: a choice that depended on them would bias the text.
+Under the walk, candidates are ranked by log q + g with the request's own noise, so they agree with the target far more often
+than independent samples. Under rejection, children are drawn from q without replacement with noise of their own, and how many
+are drawn is decided before their tokens are known: a choice that depended on them would bias the text.
 """
 
 from __future__ import annotations

@@ -51,7 +51,8 @@ class HeadDrafter(GrowingDrafter):
         most, depth = self.head.spec.max_depth, depth_of(config.static_tree or ((0,),))
         if most is not None and depth > most:
             raise ConfigError(
-                f"static_tree is {depth} levels deep, and this {config.method} head drafts {most} tokens."
+                f"static_tree is {depth} levels deep, and this {config.method} head drafts {most} tokens: "
+                f"use a shallower one (headstart tree -k {most})."
             )
         self.needs = Needs(hidden_layers=self.head.spec.taps)
         self.targets = self.head.targets

@@ -80,7 +80,7 @@ class ModelDrafter(GrowingDrafter):
         self.tokenizer, self.max_len = loaded.tokenizer, loaded.max_len
         self.map = self._map(loaded)
         if self.map.kind == vocab.STRING and config.tree:
-            raise ConfigError("tree drafts need a draft model whose tokens can be mapped one by one; leave out 'tree'.")
+            raise ConfigError("tree drafts need a draft model whose tokens can be mapped one by one: leave trees out.")
         self.pool = KVPool(self._num_pages(), around.page_size, True, self.runner.freed, self.runner.max_texts)
         self._memory: dict[str, Memory] = {}
         rows = max(MAX_BATCH_TOKENS, around.max_num_seqs * self.width)
