@@ -81,8 +81,8 @@ def watched(e: Any) -> list[tuple[list[int], Tree]]:
     return seen
 
 
-def plain_texts(rs: list[Any]) -> list[list[int]]:
-    copies = [request(r.prompt, seed=r.seed, **vars_of(r)) for r in rs]
+def plain_texts(rs: list[Any], eos: int | None = 0) -> list[list[int]]:
+    copies = [request(r.prompt, seed=r.seed, eos=eos, **vars_of(r)) for r in rs]
     return [run(engine(tiny.model()), [c])[0] for c in copies]
 
 

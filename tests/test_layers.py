@@ -17,12 +17,14 @@ ROOT = Path(headstart.__file__).parent
 ORDER = [
     "errors",
     "core",
+    "shapes",
     "config",
     "noise",
     "threads",
     "progress",
     "sampling",
     "tree",
+    "tally",
     "verify",
     "text",
     "delivery",
@@ -116,7 +118,9 @@ def test_there_is_no_circle():
             del left[n]
 
 
-@pytest.mark.parametrize("module", ["errors", "core", "config", "kv", "scheduler", "text", "tree", "progress"])
+@pytest.mark.parametrize(
+    "module", ["errors", "core", "shapes", "config", "progress", "tree", "tally", "text", "kv", "scheduler"]
+)
 def test_numbers_and_text_need_no_tensors(module: str):
     """torch may be named for types, but not imported when the module is."""
     body = ast.parse((ROOT / f"{module}.py").read_text(encoding="utf-8")).body

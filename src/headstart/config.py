@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from headstart import shapes
 from headstart.core import RequestSpeculation
 from headstart.errors import ConfigError, nearest
 
@@ -30,6 +31,7 @@ class SpeculativeConfig:
     tree: bool = False
     top_k: int | None = None  # candidates looked at per node; None: 1 for a chain, 4 for a tree
     max_branches: int = 4  # nodes expanded per level of a tree
+    static_tree: shapes.Shape | None = None  # every tree has this shape, best nodes first
     min_draft_tokens: int = 0  # a shorter draft is dropped
     p_min: float = 0.0  # stop drafting where the drafter's confidence is lower
     p_split: float = 0.1  # branch where another candidate's confidence is at least this
@@ -77,6 +79,7 @@ class SpeculativeConfig:
             ("num_draft_nodes", self.num_draft_nodes is None or whole(self.num_draft_nodes, 0, 4096), "0 to 4096"),
             ("top_k", self.top_k is None or whole(self.top_k, 1, 1024), "a whole number from 1 to 1024"),
             ("max_branches", whole(self.max_branches, 1, 1024), "a whole number from 1 to 1024"),
+            ("static_tree", _shape_or_none(self.static_tree), "paths of ranks, each behind its parent"),
             ("min_draft_tokens", whole(self.min_draft_tokens, 0), "0 or more"),
             ("p_min", share(self.p_min), "a number from 0 to 1"),
             ("p_split", share(self.p_split), "a number from 0 to 1"),
@@ -116,6 +119,10 @@ def _text_or_none(value: Any) -> bool:
     return value is None or (isinstance(value, str) and bool(value))
 
 
+def _shape_or_none(value: Any) -> bool:
+    return value is None or (isinstance(value, tuple) and shapes.check(value) is None)
+
+
 # Names from elsewhere -> ours. docs/options.md shows this table; a test keeps the two together.
 ALIASES = {
     "n_max": "num_speculative_tokens",
@@ -123,6 +130,7 @@ ALIASES = {
     "n_parallel": "max_branches",
     "gamma": "num_speculative_tokens",
     "num_draft_tokens": "num_draft_nodes",
+    "speculative_token_tree": "static_tree",
     "suffix_decoding_max_tree_depth": "suffix_max_depth",
     "suffix_decoding_max_cached_requests": "suffix_max_requests",
     "suffix_decoding_max_spec_factor": "suffix_factor",
@@ -167,11 +175,12 @@ OWN_OPTIONS = {  # options that only some methods read
         "suffix_corpus", "min_draft_tokens",
     ),
     "draft_model": (
-        "model", "tree", "top_k", "max_branches", "min_draft_tokens", "p_min", "p_split", "draft_dtype", "draft_device",
-        "draft_max_model_len", "draft_sample_method", "vocab_mapping",
+        "model", "tree", "top_k", "max_branches", "static_tree", "min_draft_tokens", "p_min", "p_split", "draft_dtype",
+        "draft_device", "draft_max_model_len", "draft_sample_method", "vocab_mapping",
     ),
 }  # fmt: skip
 TREE_OPTIONS = ("top_k", "max_branches", "p_split")
+GROWTH_OPTIONS = (*TREE_OPTIONS, "p_min", "min_draft_tokens")  # how a tree grows where it has no shape beforehand
 HEADS = ("eagle3", "eagle", "medusa", "mlp_speculator", "mtp")  # that draft from the target's hidden states
 LATER = ("dflash", "dspark")
 _GROWING = (
@@ -180,6 +189,7 @@ _GROWING = (
     "tree",
     "top_k",
     "max_branches",
+    "static_tree",
     "min_draft_tokens",
     "p_min",
     "p_split",
@@ -271,6 +281,8 @@ def _complete(out: dict[str, Any]) -> dict[str, Any]:
         raise ConfigError(
             f"method {method!r} is not available yet; ngram, suffix, draft_model and {', '.join(HEADS)} are."
         )
+    if "static_tree" in out:
+        out |= _static(out)
     if out["method"] == "suffix" or out.get("policy") == "adaptive":  # its length is chosen, so the bound can be wide
         out.setdefault("num_speculative_tokens", WIDE_TOKENS)
     shortest, longest = out.get("prompt_lookup_min"), out.get("prompt_lookup_max")
@@ -281,6 +293,28 @@ def _complete(out: dict[str, Any]) -> dict[str, Any]:
     if "batch_size_schedule" in out:
         out["batch_size_schedule"] = _schedule(out["batch_size_schedule"])
     return out
+
+
+def _static(out: Mapping[str, Any]) -> dict[str, Any]:
+    """A shape says how trees branch, how deep they reach and how many nodes they have."""
+    shape = shapes.read_shape(out["static_tree"])
+    if "static_tree" not in OWN_OPTIONS.get(out["method"], ("static_tree",)):
+        return {"static_tree": shape}
+    if clash := [name for name in GROWTH_OPTIONS if name in out]:
+        raise ConfigError(f"static_tree fixes the shape of every draft: leave out {', '.join(clash)}.")
+    if out.get("tree") is False:
+        raise ConfigError("static_tree and tree=False contradict each other: leave one of the two out.")
+    own: dict[str, Any] = {"static_tree": shape, "tree": out.get("tree", True)}
+    depth, nodes = shapes.depth_of(shape), len(shape)
+    for name, size, what in (
+        ("num_speculative_tokens", depth, f"is {depth} levels deep"),
+        ("num_draft_nodes", nodes, f"has {nodes} nodes"),
+    ):
+        given = out.get(name, size)
+        if isinstance(given, int) and given < size:
+            raise ConfigError(f"static_tree {what}, and {name}={given} allows less: raise it, or leave it out.")
+        own[name] = size if isinstance(given, int) else given
+    return own
 
 
 def _schedule(value: Any) -> tuple[tuple[int, int, int], ...]:

@@ -82,6 +82,7 @@ class Drafting:
         if (drafter := build(config, around)) is not None:
             self.drafters[config.method] = drafter
         self.taps = drafter.needs.hidden_layers if drafter is not None else ()  # who joins later needs no hidden states
+        self.listeners: list[Callable[[View, list[Tree], list[Verdict]], None]] = []  # who else hears verdicts
         self._views: dict[str, RequestView] = {}
         self._without: set[str] = set()  # requests whose drafter broke
 
@@ -176,10 +177,11 @@ class Drafting:
             view = (
                 asked.view if len(alive) == len(asked.members) else replace(asked.view, requests=[r for r, _ in alive])
             )
+            heard = view, [drafted.trees[i] for _, i in alive], [verdicts[i] for _, i in alive]
+            for listener in self.listeners:
+                listener(*heard)
             try:
-                self.drafters[asked.name].observe(
-                    view, [drafted.trees[i] for _, i in alive], [verdicts[i] for _, i in alive]
-                )
+                self.drafters[asked.name].observe(*heard)
             except Exception as error:
                 self._drop(asked.name, view.requests, f"failed on a verdict: {error!r}")
 

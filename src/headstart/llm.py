@@ -459,6 +459,8 @@ def _start(
         hidden_states=runner.hidden_states,
         extras={k: v for k, v in (("draft_model", draft), ("head", head)) if v is not None},
     )
+    if config.nodes >= how.max_batch_tokens and config.static_tree is not None:
+        note(f"static_tree has {config.nodes} nodes, and drafts keep the first that fit: see max_batch_tokens.")
     decode = None if model.tokenizer is None else model.tokenizer.decode
     engine = Engine(runner, engine_config, model.max_len, pages, config, around, decode)
     nodes = config.nodes if config.method != "none" else 0

@@ -85,7 +85,7 @@ def num_paths(tree: Tree) -> int:
 
 
 def select(tree: Tree, keep: Sequence[int]) -> Tree:
-    """The subtree of the nodes `keep` (ascending, closed under parents), renumbered."""
+    """The subtree of the nodes `keep` (closed under parents, which stand before their children), renumbered."""
     new = {-1: -1} | {old: i for i, old in enumerate(keep)}
     rows = None if tree.logq_rows is None else [tree.logq_rows[i] for i in keep]
     kinds = None if tree.kinds is None else [tree.kinds[i] for i in keep]

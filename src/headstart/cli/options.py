@@ -180,6 +180,14 @@ class SpeculationOptions:
         bool,
         option("--tree", help="Let the draft model or head branch instead of drafting one chain.", panel=SPECULATION),
     ] = False
+    static_tree: Annotated[
+        str | None,
+        option(
+            "--static-tree",
+            help="File with the shape of every draft of a draft model or head, as `headstart tree` writes it.",
+            panel=SPECULATION,
+        ),
+    ] = None
     verification: Annotated[
         str | None,
         option(
@@ -235,9 +243,9 @@ def _complete(given: dict[str, Any], default: str) -> dict[str, Any]:
         raise ConfigError(f"--draft-model has no effect with --drafter {method}: leave one of the two out.")
     if method == "draft_model" and "draft_model" not in out:
         raise ConfigError("--drafter draft_model needs the model that drafts: add --draft-model NAME.")
-    if "tree" in out and method in ("ngram", "suffix"):
-        why = "drafts chains" if method == "ngram" else "always drafts trees"
-        raise ConfigError(f"--tree has no effect with --drafter {method}, which {why}: leave it out.")
+    if method in ("ngram", "suffix") and (trees := [n for n in ("tree", "static_tree") if n in out]):
+        why = "drafts chains" if method == "ngram" else "grows trees of its own"
+        raise ConfigError(f"{_flags(trees)} has no effect with --drafter {method}, which {why}: leave it out.")
     if "draft_model" in out:
         out["model"] = out.pop("draft_model")
     return {"method": method} | out

@@ -1,19 +1,23 @@
 """Trees that grow level by level, for drafters that give logits: whose children come next, and which nodes stay.
 
 A node's value is the product of confidences on its path; the best nodes are expanded next, and in the end the best of all fill
-the budget. Under the walk, candidates are ranked by log q + g with the request's own noise, so they agree with the target far
-more often than independent samples. Under rejection, children are drawn from q without replacement with noise of their own,
-and how many are drawn is decided before their tokens are known: a choice that depended on them would bias the text.
+the budget. Or the shape is fixed beforehand (`shapes`): each node gets the children that a plan names, whatever their values.
+
+Under the walk, candidates are ranked by log q + g with the request's own noise, so they agree with the target far more often
+than independent samples. Under rejection, children are drawn from q without replacement with noise of their own, and how many
+are drawn is decided before their tokens are known: a choice that depended on them would bias the text.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, field, replace
 
 import torch
 
+from headstart import shapes
 from headstart.config import SpeculativeConfig
 from headstart.core import Request, RequestView, Tree
 from headstart.drafters import Drafter, Surroundings
@@ -33,8 +37,10 @@ class Growth:
     length: int  # tokens that the request had
     samples: bool  # children are drawn from q, not ranked
     computed: int = 0
+    plan: shapes.Plan | None = None  # where the shape is fixed beforehand
     tree: Tree = field(default_factory=Tree)
     values: list[float] = field(default_factory=list)
+    ranks: list[shapes.Path] = field(default_factory=list)  # each node's path, as a shape has it
     frontier: list[int] = field(default_factory=list)  # nodes whose children come next; -1 is the root
     expanded: list[int] = field(default_factory=list)  # nodes whose KV is computed, in slot order
     draft_tokens: list[int] = field(default_factory=list)  # each node's token in the draft's vocabulary
@@ -46,8 +52,14 @@ class GrowingDrafter(Drafter):
 
     def __init__(self, config: SpeculativeConfig, around: Surroundings) -> None:
         super().__init__(config, around)
-        self.top_k = (config.top_k or 4) if config.tree else 1
-        self.width = config.max_branches if config.tree else 1
+        if config.static_tree is None:
+            self.top_k = (config.top_k or 4) if config.tree else 1
+            self.width = config.max_branches if config.tree else 1
+        else:
+            inner = shapes.inner_by_level(config.static_tree)
+            self.top_k, self.width = shapes.num_ranks(config.static_tree), max(inner, default=1)
+            self._inner = sum(inner)
+            self._plans = functools.cache(functools.partial(shapes.plan, config.static_tree))
         self.shape = self.top_k, self.width  # of this proposal
 
     # -------------------------------------------------------------- what a drafter brings
@@ -73,6 +85,12 @@ class GrowingDrafter(Drafter):
         """A token of the target in the draft's vocabulary."""
         return token
 
+    def _drafts(self) -> str:
+        """For people."""
+        if not self.config.tree:
+            return "chains"
+        return f"{'static trees of' if self.config.static_tree else 'trees of up to'} {self.config.nodes} nodes"
+
     # -------------------------------------------------------------- growth
     def _rule(self, r: RequestView, request: Request) -> tuple[Request, bool]:
         """Whose parameters and noise rank the candidates, and whether they are drawn from q."""
@@ -82,8 +100,13 @@ class GrowingDrafter(Drafter):
             return replace(request, seed=derive_seed(r.seed, "draft")), True
         return replace(request, params=replace(request.params, temperature=0.0)), False
 
+    def _plan(self, depth: int, budget: int, samples: bool) -> shapes.Plan | None:
+        return None if self.config.static_tree is None else self._plans(budget, depth, samples)
+
     def _room(self, depth: int, budget: int) -> int:
         """Most nodes that one proposal expands."""
+        if self.config.static_tree is not None:
+            return self._inner
         return depth if self.width == 1 else min(depth * self.width, 4 * budget + self.width)
 
     def _grow_levels(self, growths: list[Growth], logq: list[torch.Tensor]) -> None:
@@ -122,38 +145,50 @@ class GrowingDrafter(Drafter):
     ) -> None:
         fresh: list[int] = []
         for i, parent in enumerate(g.frontier):
-            chances = confidence[i]
-            if logq is not None:  # decide by q alone, before looking at what was drawn
-                chances = logq[i].exp().topk(min(self.shape[0], logq.shape[1])).values.tolist()
-            if chances[0] < self.config.p_min:
-                continue
-            count = sum(1 for k, c in enumerate(chances) if k == 0 or c >= self.config.p_split)
+            q = None if logq is None else logq[i].exp()
             base = g.values[parent] if parent >= 0 else 1.0
-            for k in range(count):
-                token = tokens[i][k]
-                q = float(logq[i, token].exp()) if logq is not None else confidence[i][k]
-                if q <= 0:
+            for rank in self._children(g, parent, confidence[i], q):
+                token = tokens[i][rank]
+                chance = confidence[i][rank] if q is None else float(q[token])
+                if chance <= 0:
                     continue
-                self._add_node(g, token, parent, base * q, first_row + i if logq is not None else None)
+                self._add_node(g, token, parent, rank, base * chance, first_row + i if q is not None else None)
                 fresh.append(len(g.tree) - 1)
-        fresh.sort(key=lambda n: -g.values[n])
         ends = self._ends(g)
-        g.frontier = [n for n in fresh if g.tree.tokens[n] not in ends][: self.shape[1]]
-        if len(g.expanded) + len(g.frontier) > self._room(g.depth, g.view.budget):
-            g.frontier = []
-        if g.samples and len(g.tree) >= g.view.budget:
-            g.frontier = []
+        g.frontier = self._next_frontier(g, [n for n in fresh if g.tree.tokens[n] not in ends])
 
-    def _add_node(self, g: Growth, token: int, parent: int, value: float, row: int | None) -> None:
+    def _children(self, g: Growth, parent: int, chances: list[float], q: torch.Tensor | None) -> Sequence[int]:
+        """Ranks of the candidates that become children."""
+        if g.plan is not None:
+            wanted = g.plan.children.get(g.ranks[parent] if parent >= 0 else (), ())
+            return [rank for rank in wanted if rank < len(chances)]
+        if q is not None:  # decide by q alone, before looking at what was drawn
+            chances = q.topk(min(self.shape[0], len(q))).values.tolist()
+        if chances[0] < self.config.p_min:
+            return ()
+        return range(sum(1 for k, c in enumerate(chances) if k == 0 or c >= self.config.p_split))
+
+    def _next_frontier(self, g: Growth, fresh: list[int]) -> list[int]:
+        if g.plan is not None:
+            return [n for n in fresh if g.ranks[n] in g.plan.children]
+        best = sorted(fresh, key=lambda n: -g.values[n])[: self.shape[1]]
+        full = len(g.expanded) + len(best) > self._room(g.depth, g.view.budget)
+        return [] if full or (g.samples and len(g.tree) >= g.view.budget) else best
+
+    def _add_node(self, g: Growth, token: int, parent: int, rank: int, value: float, row: int | None) -> None:
         g.tree.tokens.append(token)
         g.tree.parents.append(parent)
         g.values.append(value)
+        g.ranks.append((*(g.ranks[parent] if parent >= 0 else ()), rank))
         if row is not None:
             g.tree.logq_rows = [*(g.tree.logq_rows or []), row]
         g.draft_tokens.append(self._own(token))
 
     def _chosen_tree(self, g: Growth) -> Tree:
         """The tree that goes to the target."""
+        if (plan := g.plan) is not None:
+            g.tree.kinds = [ranks[-1] for ranks in g.ranks]
+            return select(g.tree, sorted(range(len(g.tree)), key=lambda n: plan.place[g.ranks[n]]))
         if g.samples:  # order of drawing decides what stays, never a token
             return select(g.tree, list(range(min(len(g.tree), g.view.budget))))
         tree = select(g.tree, best_nodes(g.values, g.tree.parents, g.view.budget))

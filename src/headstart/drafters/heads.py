@@ -44,6 +44,7 @@ from headstart.models.attention import Attends, Context
 from headstart.models.heads import Head
 from headstart.models.packing import step_up
 from headstart.sampling import Row, argmax, is_sure, top_scores
+from headstart.shapes import depth_of
 
 if TYPE_CHECKING:
     from headstart.models.heads.grower import Grower
@@ -69,6 +70,12 @@ class HeadDrafter(GrowingDrafter):
     def __init__(self, config: SpeculativeConfig, around: Surroundings) -> None:
         super().__init__(config, around)
         self.head = self._given()
+        most, depth = self.head.spec.max_depth, depth_of(config.static_tree or ((0,),))
+        if most is not None and depth > most:
+            raise ConfigError(
+                f"static_tree is {depth} levels deep, and this {config.method} head drafts {most} tokens: "
+                f"use a shallower one (headstart tree -k {most})."
+            )
         self.needs = Needs(hidden_layers=self.head.spec.taps)
         self.targets = self.head.targets
         self.device = next(itertools.chain(self.head.parameters(), self.head.buffers())).device
@@ -153,8 +160,7 @@ class HeadDrafter(GrowingDrafter):
         self.keys, self.values = [], []
 
     def describe(self) -> str:
-        shape = f"trees of up to {self.config.nodes} nodes" if self.config.tree else "chains"
-        return f"{self.head.spec.kind} head, {shape}"
+        return f"{self.head.spec.kind} head, {self._drafts()}"
 
     # -------------------------------------------------------------- on the device
     def _shape_on_device(self) -> DeviceGrowth | None:
@@ -234,7 +240,8 @@ class HeadDrafter(GrowingDrafter):
         if len(r.slots) < trail.known:  # it was set aside, and is computed anew in this step
             return None
         rule, samples = self._rule(r, r.request)
-        return Growth(r, list(r.tokens), rule, depth, len(r.tokens), samples, frontier=[-1])
+        plan = self._plan(depth, r.budget, samples)
+        return Growth(r, list(r.tokens), rule, depth, len(r.tokens), samples, plan=plan, frontier=[-1])
 
     def _catch_up(self, texts: list[tuple[str, Sequence[int], np.ndarray]]) -> None:
         """Read the features that wait, for these requests, in one forward."""

@@ -80,7 +80,7 @@ class ModelDrafter(GrowingDrafter):
         self.tokenizer, self.max_len = loaded.tokenizer, loaded.max_len
         self.map = self._map(loaded)
         if self.map.kind == vocab.STRING and config.tree:
-            raise ConfigError("tree drafts need a draft model whose tokens can be mapped one by one; leave out 'tree'.")
+            raise ConfigError("tree drafts need a draft model whose tokens can be mapped one by one: leave trees out.")
         self.pool = KVPool(self._num_pages(), around.page_size, True, self.runner.freed, self.runner.max_texts)
         self._memory: dict[str, Memory] = {}
         rows = max(MAX_BATCH_TOKENS, around.max_num_seqs * self.width)
@@ -145,8 +145,12 @@ class ModelDrafter(GrowingDrafter):
     def _shape(self, growths: list[Growth]) -> tuple[int, int]:
         """Candidates of a node and branches of a level; chains where the runner cannot hold the paths of so many trees."""
         most = self.runner.most_paths
-        paths = sum(1 + (g.depth - 1) * (self.width - 1) for g in growths)
-        return (1, 1) if most is not None and paths > most else (self.top_k, self.width)
+        paths = sum(g.plan.num_paths if g.plan else 1 + (g.depth - 1) * (self.width - 1) for g in growths)
+        if most is None or paths <= most:
+            return self.top_k, self.width
+        for g in growths:
+            g.plan = None
+        return 1, 1
 
     def observe(self, view: View, trees: list[Tree], verdicts: list[Verdict]) -> None:
         """Keep the KV of the nodes that the target took over too."""
@@ -177,8 +181,7 @@ class ModelDrafter(GrowingDrafter):
         self.runner.release()
 
     def describe(self) -> str:
-        shape = f"trees of up to {self.config.nodes} nodes" if self.config.tree else "chains"
-        return f"draft model, {shape}, {self.map.describe()}"
+        return f"draft model, {self._drafts()}, {self.map.describe()}"
 
     # -------------------------------------------------------------- catch up
     def _begin(self, r: RequestView) -> Growth | None:
@@ -203,7 +206,8 @@ class ModelDrafter(GrowingDrafter):
         memory.tokens = context
         self.pool.seal(r.id, context, len(context))
         rule, samples = self._rule(r, r.request)
-        return Growth(r, context, rule, depth, len(r.tokens), samples, computed, frontier=[-1])
+        plan = self._plan(depth, r.budget, samples)
+        return Growth(r, context, rule, depth, len(r.tokens), samples, computed, plan, frontier=[-1])
 
     def _context(self, r: RequestView) -> list[int]:
         if self.map.kind == vocab.SAME:
