@@ -115,9 +115,11 @@ class Drafting:
                 groups.setdefault((name, part.seat >= 0), []).append(i)
         for (name, seated), members in groups.items():
             view = View([self._view(ready[i], depth(ready[i])) for i in members], texts if seated else None)
-            if slots is not None and self.drafters[name].needs.hidden_layers:
+            needs = self.drafters[name].needs
+            if slots is not None and (needs.hidden_layers or needs.target_kv):
                 for i, r in zip(members, view.requests, strict=True):
-                    r.slots = slots(ready[i].request)
+                    held, computed = slots(ready[i].request), ready[i].request.computed
+                    r.slots, r.room = held[:computed], held[computed:]
             self._ask(Asked(name, view, members), out)
         return out
 

@@ -200,7 +200,7 @@ class Engine:
         self._seat(plan, before)
         self._give_budgets(plan, before is not None)
         clock.lap("host")
-        drafted = self.drafting.propose(plan.ready, self._depth, self.texts, self._slots)
+        drafted = self.drafting.propose(plan.ready, self._depth, self.texts, lambda r: self.pool.tables[r.id].slots)
         self._cut(plan, drafted)
         self._thin(drafted)
         clock.lap("draft")
