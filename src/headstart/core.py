@@ -347,9 +347,7 @@ class RequestView:
     request: Request | None = None  # for the sampling rules that a drafter may share with the target
     seat: int = -1  # of its text on the target's device; `tokens` may be behind
     slots: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))  # of what lies in the target's KV
-    room: np.ndarray = field(
-        default_factory=lambda: np.empty(0, np.int64)
-    )  # those behind: its last token's, its budget's
+    room: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))  # behind: for its last token and its budget
 
 
 class DeviceTexts(Protocol):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -30,7 +29,8 @@ class TorchRunner(Runner):
         self.text_config = self.model.config.get_text_config()
         self.vocab_size = int(self.model.get_output_embeddings().weight.shape[0])
         self.shapes = probe(self.model, self.text_config.num_hidden_layers)
-        self.num_layers = len(self.shapes)
+        self._stack = find_stack(self.model, len(self.shapes))
+        self.num_layers = len(self.shapes) if self._stack else 0
         self.lean: LeanModel | None = lean(self.model, wide and not quantize, self._kind()) if fuse else None
         if quantize:
             quantized.quantize(self.model, self.lean, quantize)
@@ -105,6 +105,7 @@ class TorchRunner(Runner):
         if layers is None:
             yield
             return
+        assert self._stack is not None
         parent, name = self._stack
         whole = getattr(parent, name)
         setattr(parent, name, whole[:layers])
@@ -112,15 +113,6 @@ class TorchRunner(Runner):
             yield
         finally:
             setattr(parent, name, whole)
-
-    @functools.cached_property
-    def _stack(self) -> tuple[nn.Module, str]:
-        """Where the model keeps the list of its layers, whatever it calls it."""
-        for parent in self.model.modules():
-            for name, child in parent.named_children():
-                if isinstance(child, nn.ModuleList) and len(child) == self.num_layers and _attend_in_order(child):
-                    return parent, name
-        raise ModelError(f"{type(self.model).__name__} keeps its layers in no list, so it cannot be left early.")
 
     @torch.inference_mode()
     def move(self, source: np.ndarray, target: np.ndarray) -> None:
@@ -138,6 +130,15 @@ class TorchRunner(Runner):
     def synchronize(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
+
+
+def find_stack(model: nn.Module, num_layers: int) -> tuple[nn.Module, str] | None:
+    """Where a model keeps the list of its layers, whatever it calls it; None where it has no such list."""
+    for parent in model.modules():
+        for name, child in parent.named_children():
+            if isinstance(child, nn.ModuleList) and len(child) == num_layers and _attend_in_order(child):
+                return parent, name
+    return None
 
 
 def _attend_in_order(layers: nn.ModuleList) -> bool:

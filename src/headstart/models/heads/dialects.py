@@ -150,9 +150,8 @@ def unknown(source: Source) -> ModelError:
         )
     first = ", ".join(repr(n) for n in sorted(source.shapes)[:3]) or "none at all"
     return source.fail(
-        f"is no head that Headstart knows: EAGLE-1, 2 or 3, P-EAGLE, Medusa, MLP speculator or MTP (first tensors: "
-        f"{first}). "
-        "Name the folder of the head, not that of the target."
+        "is no head that Headstart knows: EAGLE-1, 2 or 3, P-EAGLE, Medusa, MLP speculator or MTP "
+        f"(first tensors: {first}). Name the folder of the head, not that of the target."
     )
 
 
