@@ -33,7 +33,7 @@ def engine(
         extras["draft_model"] = Loaded("draft", draft, None, frozenset(), 512, 211)
     around = Surroundings(
         runner.vocab_size, device=str(runner.device), max_num_seqs=8, max_model_len=max_len, page_size=4, extras=extras,
-        takes_mail=runner.chooses, hidden_states=runner.hidden_states,
+        takes_mail=runner.chooses, hidden_states=runner.hidden_states, target=runner,
     )  # fmt: skip
     options = {"max_num_seqs": 8, "max_batch_tokens": 64, "page_size": 4} | config
     return Engine(runner, EngineConfig(**options), max_len, pages, spec, around)

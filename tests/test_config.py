@@ -121,6 +121,14 @@ def test_a_switch_of_vllm_that_is_off_is_no_reason_to_refuse(key: str):
     assert parse_speculative({"method": "ngram", key: False})[0] == SpeculativeConfig("ngram")
 
 
+def test_parallel_drafting_is_p_eagle_and_nothing_else():
+    spec = {"method": "eagle3", "model": "x", "parallel_drafting": True}
+    assert parse_speculative(spec) == (SpeculativeConfig("peagle", "x"), [])
+    assert parse_speculative(spec | {"method": "peagle"})[0].method == "peagle"
+    for method in ("draft_model", "medusa", "ngram"):
+        assert "parallel_drafting is not available" in complaint(spec | {"method": method})
+
+
 def test_vllm_json_as_it_is():
     text = '{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4, "prompt_lookup_min": 2}'
     config, notes = parse_speculative(text)
@@ -130,7 +138,13 @@ def test_vllm_json_as_it_is():
 
 @pytest.mark.parametrize(
     ("method", "option"),
-    [("ngram", "suffix_factor"), ("ngram", "p_min"), ("suffix", "prompt_lookup_max"), ("none", "n_min")],
+    [
+        ("ngram", "suffix_factor"),
+        ("ngram", "p_min"),
+        ("suffix", "prompt_lookup_max"),
+        ("none", "n_min"),
+        ("draft_model", "exit_layer"),
+    ],
 )
 def test_an_option_for_another_method_is_said(method: str, option: str):
     _, notes = parse_speculative({"method": method, option: 1})

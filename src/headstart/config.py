@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from headstart import shapes
@@ -44,6 +44,7 @@ class SpeculativeConfig:
     suffix_min_prob: float = 0.1
     suffix_cache: str | None = None  # file to load past outputs from, if it exists
     suffix_corpus: str | None = None  # text file to fill the past outputs with
+    exit_layer: int | None = None  # early_exit: layers of the target that draft; None: a third of them
     draft_dtype: str = "auto"
     draft_device: str = "auto"
     draft_max_model_len: int | None = None
@@ -98,6 +99,7 @@ class SpeculativeConfig:
                 isinstance(self.suffix_factor, (int, float)) and 0 < self.suffix_factor < 1e6,
                 "a positive number",
             ),
+            ("exit_layer", self.exit_layer is None or whole(self.exit_layer, 1), "a whole number of at least 1"),
             *((n, _text_or_none(getattr(self, n)), "a path") for n in ("suffix_cache", "suffix_corpus")),
             *((n, _text_or_none(getattr(self, n)), "a name") for n in ("draft_dtype", "draft_device")),
             ("options", isinstance(self.options, Mapping), "an object"),
@@ -112,7 +114,7 @@ class SpeculativeConfig:
         """Largest draft tree of one request."""
         if self.num_draft_nodes is not None:
             return self.num_draft_nodes
-        return self.num_speculative_tokens * (4 if self.tree and self.method in ("draft_model", *HEADS) else 1)
+        return self.num_speculative_tokens * (4 if self.tree and self.method in GROWING else 1)
 
 
 def _text_or_none(value: Any) -> bool:
@@ -135,6 +137,7 @@ ALIASES = {
     "suffix_decoding_max_cached_requests": "suffix_max_requests",
     "suffix_decoding_max_spec_factor": "suffix_factor",
     "suffix_decoding_min_token_prob": "suffix_min_prob",
+    "assistant_early_exit": "exit_layer",  # transformers
     "max_model_len": "draft_max_model_len",
     "num_speculative_tokens_per_batch_size": "batch_size_schedule",
     "rejection_sample_method": "verification",  # 'standard' is our 'rejection'; others are refused
@@ -157,7 +160,6 @@ REFUSED = {
     "tensor_parallel_size": "vLLM spells it draft_tensor_parallel_size; Headstart runs on one device",
     "quantization": "a quantised draft is recognised from its own config",
     "kv_cache_dtype": "the KV pool has the model's dtype",
-    "parallel_drafting": "parallel drafters (P-EAGLE, PARD, DFlash) are not available yet",
     "enable_adaptive_verification": "it belongs to DSpark, which is not available",
     "synthetic_acceptance_rates": "it accepts tokens that the target did not choose",
     "synthetic_acceptance_length": "it accepts tokens that the target did not choose",
@@ -181,21 +183,12 @@ OWN_OPTIONS = {  # options that only some methods read
 }  # fmt: skip
 TREE_OPTIONS = ("top_k", "max_branches", "p_split")
 GROWTH_OPTIONS = (*TREE_OPTIONS, "p_min", "min_draft_tokens")  # how a tree grows where it has no shape beforehand
-HEADS = ("eagle3", "eagle", "medusa", "mlp_speculator", "mtp")  # that draft from the target's hidden states
+HEADS = ("eagle3", "peagle", "eagle", "medusa", "mlp_speculator", "mtp")  # that draft from the target's hidden states
+OF_TORCH = (*HEADS, "early_exit")  # methods that look inside the target, so torch has to run it
+GROWING = ("draft_model", *OF_TORCH)  # methods that can draft trees where they are asked to
 LATER = ("dflash", "dspark")
-_GROWING = (
-    "model",
-    "draft_dtype",
-    "tree",
-    "top_k",
-    "max_branches",
-    "static_tree",
-    "min_draft_tokens",
-    "p_min",
-    "p_split",
-    "draft_sample_method",
-)
-OWN_OPTIONS |= dict.fromkeys(HEADS, _GROWING)
+_OF_TREES = ("tree", "static_tree", *GROWTH_OPTIONS, "draft_sample_method")
+OWN_OPTIONS |= dict.fromkeys(HEADS, ("model", "draft_dtype", *_OF_TREES)) | {"early_exit": ("exit_layer", *_OF_TREES)}
 
 
 def parse_speculative(value: Any) -> tuple[SpeculativeConfig, list[str]]:
@@ -211,6 +204,7 @@ def parse_speculative(value: Any) -> tuple[SpeculativeConfig, list[str]]:
     known = {f.name for f in fields(SpeculativeConfig)}
     out: dict[str, Any] = {}
     notes: list[str] = []
+    parallel: Any = False
     for key, given in value.items():
         if given is None or (given is False and key in REFUSED):
             continue
@@ -219,32 +213,47 @@ def parse_speculative(value: Any) -> tuple[SpeculativeConfig, list[str]]:
         if key in NO_EFFECT:
             notes.append(f"speculative option {key!r} has no effect here: {NO_EFFECT[key]}.")
             continue
+        if key == "parallel_drafting":
+            parallel = given
+            continue
         if key == "rejection_sample_method":
             given = _rejection_method(given)
         name = ALIASES.get(key, key)
         if name not in known:
-            everything = known | set(ALIASES) | set(NO_EFFECT)
+            everything = known | set(ALIASES) | set(NO_EFFECT) | {"parallel_drafting"}
             raise ConfigError(f"Unknown speculative option {key!r}.{nearest(key, everything)}")
         if name in out:
             raise ConfigError(f"speculative option {key!r} says {name} a second time.")
         out[name] = given
     config = SpeculativeConfig(**_complete(out))
+    if parallel:
+        config = _parallel(config)
     return config, notes + _idle_options(config, out)
+
+
+def _parallel(config: SpeculativeConfig) -> SpeculativeConfig:
+    """vLLM's switch: with an EAGLE-3 head it means P-EAGLE."""
+    if config.method not in ("eagle3", "peagle"):
+        raise ConfigError(
+            f"parallel_drafting is not available with method {config.method!r}: it is with 'eagle3', for P-EAGLE heads."
+        )
+    return replace(config, method="peagle")
 
 
 def _idle_options(config: SpeculativeConfig, given: Mapping[str, Any]) -> list[str]:
     """What was set for another method than the one chosen."""
     if config.method not in OWN_OPTIONS:
         return []
-    others = {o: m for m, names in OWN_OPTIONS.items() for o in names if o not in OWN_OPTIONS[config.method]}
+    by_method = reversed(OWN_OPTIONS.items())  # of several that read an option, the first is named
+    others = {o: m for m, names in by_method for o in names if o not in OWN_OPTIONS[config.method]}
     said = [
         f"speculative option {name!r} has no effect with method {config.method!r}, only with {others[name]!r}."
         for name in given
         if name in others
     ]
-    if config.method == "draft_model" and not config.tree:
+    if config.method in GROWING and not config.tree:
         said += [f"speculative option {n!r} has no effect without 'tree'." for n in TREE_OPTIONS if n in given]
-    if config.method == "draft_model" and config.verification == "rejection" and "min_draft_tokens" in given:
+    if config.method in GROWING and config.verification == "rejection" and "min_draft_tokens" in given:
         said.append("speculative option 'min_draft_tokens' does not apply to drafts that are drawn for rejection.")
     return said
 
@@ -279,7 +288,7 @@ def _complete(out: dict[str, Any]) -> dict[str, Any]:
     out["method"] = METHOD_ALIASES.get(method, method)
     if out["method"] in LATER:
         raise ConfigError(
-            f"method {method!r} is not available yet; ngram, suffix, draft_model and {', '.join(HEADS)} are."
+            f"method {method!r} is not available yet; ngram, suffix, draft_model, early_exit and {', '.join(HEADS)} are."
         )
     if "static_tree" in out:
         out |= _static(out)

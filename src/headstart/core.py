@@ -352,6 +352,7 @@ class RequestView:
     seat: int = -1  # of its text on the target's device; `tokens` may be behind
     line: int = -1  # its segment of the target's last forward
     slots: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))  # of what lies in the target's KV
+    room: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))  # behind: for its last token and its budget
 
 
 class DeviceTexts(Protocol):
@@ -489,6 +490,7 @@ class Batch:
     segments: list[Segment]
     rows: np.ndarray  # (R,) rows whose logits are asked
     hidden_layers: tuple[int, ...] = ()
+    layers: int | None = None  # only so many of the model's layers, then its way out; None: all
     source: np.ndarray | None = None  # (T,) where a token is that the host does not know
     mail: torch.Tensor | None = None  # (M,) int32, tokens on the device
     choice: Choice | None = None  # for runners that choose tokens themselves

@@ -128,9 +128,11 @@ class Drafting:
                 view.step = left.step
                 for i, r in zip(members, view.requests, strict=True):
                     r.line = left.lines.get(r.id, -1) if ready[i].piece == 1 else -1
-            if slots is not None and self.drafters[name].needs.hidden_layers:
+            needs = self.drafters[name].needs
+            if slots is not None and (needs.hidden_layers or needs.target_kv):
                 for i, r in zip(members, view.requests, strict=True):
-                    r.slots = slots(ready[i].request)
+                    held, computed = slots(ready[i].request), ready[i].request.computed
+                    r.slots, r.room = held[:computed], held[computed:]
             self._ask(Asked(name, view, members), out)
         return out
 

@@ -211,7 +211,9 @@ class Engine:
         self._give_budgets(plan, before is not None)
         clock.lap("host")
         left = Left(self.runner.left, self._lines) if self.runner.left is not None else None
-        drafted = self.drafting.propose(plan.ready, self._depth, self.texts, self._slots, left)
+        drafted = self.drafting.propose(
+            plan.ready, self._depth, self.texts, lambda r: self.pool.tables[r.id].slots, left
+        )
         self._cut(plan, drafted)
         self._thin(drafted)
         clock.lap("draft")

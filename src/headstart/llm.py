@@ -14,7 +14,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headstart.config import HEADS, EngineConfig, SpeculativeConfig, parse_request_speculation, parse_speculative
+from headstart.config import (
+    HEADS,
+    OF_TORCH,
+    EngineConfig,
+    SpeculativeConfig,
+    parse_request_speculation,
+    parse_speculative,
+)
 from headstart.core import Chunk, Completion, Output, Request, SamplingParams
 from headstart.errors import BadInput, ConfigError, HeadstartError, RequestFailed
 from headstart.progress import note, status
@@ -114,7 +121,7 @@ class LLM:
         def build() -> tuple[Loaded, Any]:
             target, helper = model, draft
             if isinstance(target, (str, Path)):
-                way = "torch" if config.method in HEADS and who == "auto" else who  # heads need hidden states
+                way = "torch" if config.method in OF_TORCH and who == "auto" else who
                 target = load(target, device, dtype, max_model_len, trust_remote_code, way, llama)
             head = _load_head(config, target) if config.method in HEADS else None
             if config.method == "draft_model" and helper is None:  # before the KV pools take what memory is free
@@ -457,6 +464,7 @@ def _start(
         kernels=engine_config.kernels,
         takes_mail=runner.chooses and (draft is None or runner.device == draft.model.device),
         hidden_states=runner.hidden_states,
+        target=runner,
         extras={k: v for k, v in (("draft_model", draft), ("head", head)) if v is not None},
     )
     if config.nodes >= how.max_batch_tokens and config.static_tree is not None:

@@ -149,6 +149,19 @@ def test_a_draft_model_grows_trees_through_the_kernels() -> None:
     assert sum(r.stats.accepted for r in rs) > 3
 
 
+@pytest.mark.parametrize(("name", "layers", "tree"), [("llama", 2, False), ("llama", 1, True), ("gemma2", 1, True)])
+def test_the_first_layers_draft_through_the_kernels(name: str, layers: int, tree: bool) -> None:
+    """Those of fused models and of others: they draft what the reference drafts, and all layers foresee every token."""
+    spec = {"method": "early_exit", "num_speculative_tokens": 2, "exit_layer": layers, "tree": tree, "p_split": 0.02}
+    drafts = []
+    for runner in (TorchRunner(small(name)), small(name)):
+        rs = requests(PROMPTS[:2], max_tokens=5)
+        assert run(engine(runner, spec), rs) == [w[:5] for w in wanted(name)[:2]]
+        drafts.append([(r.stats.drafted, r.stats.accepted) for r in rs])
+    assert drafts[0] == drafts[1] and sum(d for d, _ in drafts[0]) > 0
+    assert layers == 1 or all(drafted == accepted for drafted, accepted in drafts[1])
+
+
 CHAIN = {"method": "draft_model", "num_speculative_tokens": 3}
 
 

@@ -48,7 +48,7 @@ def convert(
     facts, kind = TargetFacts.of(hub_id(model.name), model.model), kinds[dtype]
     with status(f"Reading {source}"):
         found = load_head(source, facts, cpu, kind)
-    if not isinstance(found, Eagle3Head):
+    if not isinstance(found, Eagle3Head) or found.spec.kind != "eagle3":
         raise ConfigError(
             f"{head} is a head of the kind {found.spec.kind!r}; only EAGLE-3 heads can be written so far."
         )

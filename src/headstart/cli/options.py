@@ -159,8 +159,8 @@ class SpeculationOptions:
         option(
             "--drafter",
             "-d",
-            help="none, ngram, suffix, draft_model; a head: eagle3, eagle, medusa, mlp_speculator, mtp; or a class of yours "
-            "by dotted path.",
+            help="none, ngram, suffix, draft_model, early_exit; a head: eagle3, peagle, eagle, medusa, mlp_speculator, mtp; or "
+            "a class of yours by dotted path.",
             panel=SPECULATION,
         ),
     ] = None
@@ -239,7 +239,7 @@ def _complete(given: dict[str, Any], default: str) -> dict[str, Any]:
     method = out.pop("drafter", "draft_model" if "draft_model" in out else default)
     if method == "none" and out:
         raise ConfigError(f"{_flags(out)} has no effect without a drafter: add --drafter ngram, suffix or draft_model.")
-    if "draft_model" in out and method in ("ngram", "suffix"):
+    if "draft_model" in out and method in ("ngram", "suffix", "early_exit"):
         raise ConfigError(f"--draft-model has no effect with --drafter {method}: leave one of the two out.")
     if method == "draft_model" and "draft_model" not in out:
         raise ConfigError("--drafter draft_model needs the model that drafts: add --draft-model NAME.")

@@ -22,6 +22,8 @@ from headstart.errors import ConfigError, nearest
 if TYPE_CHECKING:
     import torch
 
+    from headstart.models.base import Runner
+
 
 @dataclass(frozen=True)
 class Needs:
@@ -29,6 +31,7 @@ class Needs:
 
     hidden_layers: tuple[int, ...] = ()  # of the target, as transformers counts them; handed to `read`
     own_kv: bool = False
+    target_kv: bool = False  # it runs the target's own layers, on the slots of its requests
 
 
 @dataclass
@@ -46,6 +49,7 @@ class Surroundings:
     kernels: bool = True  # and run through the GPU kernels
     hidden_states: bool = True  # whether the target's runner has them
     takes_mail: bool = False  # the target reads draft tokens from this device, so that nobody needs to wait for them
+    target: Runner | None = None  # who runs the target, for a drafter that drafts with its layers
     extras: dict[str, Any] = field(default_factory=dict)  # "draft_model": a loaded one
 
 
@@ -86,7 +90,7 @@ class Drafter:
 Factory = Callable[[SpeculativeConfig, Surroundings], Drafter]
 _factories: dict[str, Factory] = {}
 BUILT_IN = {"ngram": "ngram:NgramDrafter", "suffix": "suffix:SuffixDrafter", "draft_model": "model:ModelDrafter"}
-BUILT_IN |= dict.fromkeys(HEADS, "heads:HeadDrafter")
+BUILT_IN |= dict.fromkeys(HEADS, "heads:HeadDrafter") | {"early_exit": "early_exit:EarlyExitDrafter"}
 WEIGHTLESS = ("ngram", "suffix")  # a request may ask for these at any time
 
 

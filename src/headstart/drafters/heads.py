@@ -1,12 +1,13 @@
-"""A head drafts from what the target computed: EAGLE, Medusa, MLP speculators, MTP; chains, or trees grown by path probability.
+"""A head drafts from what the target computed: EAGLE, P-EAGLE, Medusa, MLP speculators, MTP; chains, or trees grown by path
+probability.
 
 For every token that the target computes, the engine hands over its features (`read`). What an EAGLE head remembers of a token
 is one more layer of KV in the target's own slots: so it is paged, shared with equal prefixes, given up and computed anew with
 the target's, and nobody keeps books twice. A shared page ends with an entry that looks one token ahead, at the text that
 was there first: drafts may be a little worse for it, the text is not.
 
-Entries of drafted nodes are guesses. They lie in slots of the head's own, behind the target's, and are forgotten with the
-proposal.
+Entries of drafted nodes are guesses, and so are those of the blanks that a head reads which drafts all levels at once. They lie
+in slots of the head's own, behind the target's, and are forgotten with the proposal.
 
 Where the target keeps its texts on the device, greedy drafts are made there too (`models.heads.grower`): features are read
 from where the last forward left them, and nobody waits.
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from headstart.models.heads.grower import Grower
     from headstart.models.kernels.growth import Growth as DeviceGrowth
 
+NO_SLOTS = np.empty(0, np.int64)
 EAGER = 64  # features of so many tokens are read at once; fewer wait until a draft is asked for
 
 
@@ -87,6 +89,7 @@ class HeadDrafter(GrowingDrafter):
         self.grower: Grower | None = None
         self._trails: dict[str, Trail] = {}
         self._states: dict[str, torch.Tensor] = {}  # of a proposal: the root's, then those of what is expanded
+        self._levels: dict[str, torch.Tensor] = {}  # of a proposal: logits of the first level, then those of its blanks
 
     def _given(self) -> Head:
         head = self.around.extras.get("head")
@@ -144,11 +147,16 @@ class HeadDrafter(GrowingDrafter):
         if view.texts is not None:
             return self._on_device(view, view.texts)
         growths = [g for r in view.requests if (g := self._begin(r)) is not None]
-        self._catch_up([(g.view.id, g.view.tokens, g.view.slots) for g in growths])
+        blanks = {g.view.id: self._own_slots(i, g.depth - 1) for i, g in enumerate(growths) if self.head.blank}
+        ahead = self._catch_up([(g.view.id, g.view.tokens, g.view.slots) for g in growths], blanks)
         logq: list[torch.Tensor] = []
         if growths:
             self._states = {g.view.id: self._trails[g.view.id].state for g in growths}  # type: ignore[misc]
-            unpack(growths, self.head.logits(0, torch.cat([self._states[g.view.id] for g in growths])))
+            states = [torch.cat([root, ahead.get(id, root[:0])]) for id, root in self._states.items()]
+            levels = self.head.logits(0, torch.cat(states)).split([len(s) for s in states])
+            self._levels = dict(zip(self._states, levels, strict=True))
+            for g in growths:
+                g.logits = self._levels[g.view.id][:1]
             self._grow_levels(growths, logq)
         done = {g.view.id: self._chosen_tree(g) for g in growths}
         return Draft.of([done.get(r.id, Tree()) for r in view.requests], torch.cat(logq) if logq else None)
@@ -169,6 +177,8 @@ class HeadDrafter(GrowingDrafter):
         from headstart.models.kernels.growth import Growth as DeviceGrowth
 
         c, most = self.config, self.head.spec.max_depth
+        if c.static_tree is not None:
+            return None
         depth = c.num_speculative_tokens if most is None else min(most, c.num_speculative_tokens)
         nodes = c.nodes if c.tree else depth
         growth = DeviceGrowth(depth, self.top_k, self.width, nodes, c.p_min, c.p_split if c.tree else 0.0)
@@ -243,24 +253,38 @@ class HeadDrafter(GrowingDrafter):
         plan = self._plan(depth, r.budget, samples)
         return Growth(r, list(r.tokens), rule, depth, len(r.tokens), samples, plan=plan, frontier=[-1])
 
-    def _catch_up(self, texts: list[tuple[str, Sequence[int], np.ndarray]]) -> None:
-        """Read the features that wait, for these requests, in one forward."""
-        waiting = [(self._trails[id], tokens, slots) for id, tokens, slots in texts if self._trails[id].features]
+    def _catch_up(
+        self, texts: list[tuple[str, Sequence[int], np.ndarray]], blanks: Mapping[str, np.ndarray] | None = None
+    ) -> dict[str, torch.Tensor]:
+        """Read the features that wait, and blanks behind them into these slots, for these requests, in one forward.
+        Returns the states of the blanks."""
+        blanks, blank = blanks or {}, self.head.blank
+        ahead: dict[str, torch.Tensor] = {}
+        waiting = [t for t in texts if self._trails[t[0]].features or len(blanks.get(t[0], ()))]
         if not waiting:
-            return
-        features = torch.cat([f for trail, _, _ in waiting for f in trail.features])
+            return ahead
+        features: list[torch.Tensor] = []
         following: list[int] = []
         positions: list[int] = []
         segments: list[Segment] = []
-        for trail, tokens, slots in waiting:
-            start, stop = len(following), trail.known
-            following += tokens[trail.read + 1 : stop + 1]
-            positions += range(trail.read, stop)
-            segments.append(Segment(start, len(following), trail.read, slots[:stop]))
-        state = self._advance(0, self.head.begin(features), following, positions, segments)
-        for (trail, _, _), segment in zip(waiting, segments, strict=True):
-            trail.read, trail.features = trail.known, []
-            trail.state = state[segment.stop - 1 : segment.stop].clone()
+        for id, tokens, slots in waiting:
+            trail, own, start = self._trails[id], blanks.get(id, NO_SLOTS), len(following)
+            features += trail.features
+            following += tokens[trail.read + 1 : trail.known + 1]
+            if blank is not None:
+                features.append(blank.features.expand(len(own), -1))
+                following += [blank.token] * len(own)
+            positions += range(trail.read, trail.known + len(own))
+            room = np.concatenate([slots[: trail.known], own])
+            segments.append(Segment(start, len(following), trail.read, room))
+        state = self._advance(0, self.head.begin(torch.cat(features)), following, positions, segments)
+        for (id, _, _), segment in zip(waiting, segments, strict=True):
+            trail, end = self._trails[id], segment.stop - len(blanks.get(id, ()))
+            ahead[id] = state[end : segment.stop]
+            if trail.features:
+                trail.read, trail.features = trail.known, []
+                trail.state = state[end - 1 : end].clone()
+        return ahead
 
     def _advance(
         self, level: int, state: torch.Tensor, tokens: list[int], positions: list[int], segments: list[Segment]
@@ -278,7 +302,13 @@ class HeadDrafter(GrowingDrafter):
 
     # -------------------------------------------------------------- grow
     def _expand(self, growths: list[Growth], level: int) -> None:
-        """One forward over the frontier nodes of all requests; each goes on from the state of its parent."""
+        """One forward over the frontier nodes of all requests; each goes on from the state of its parent. A head that drafts in
+        parallel has said what it says of this level, whatever stands before."""
+        if self.head.blank is not None:
+            for g in growths:
+                g.expanded += g.frontier
+                g.logits = self._levels[g.view.id][level].expand(len(g.frontier), -1)
+            return
         states: list[torch.Tensor] = []
         tokens: list[int] = []
         positions: list[int] = []
@@ -290,7 +320,8 @@ class HeadDrafter(GrowingDrafter):
             depth, parents = frontier_shape(g)
             tokens += [g.tree.tokens[n] for n in g.frontier]
             positions += [base + d - 1 for d in depth]
-            slots = np.concatenate([g.view.slots[:base], self._own_slots(g, len(g.expanded))])
+            own = self._own_slots(list(self._states).index(g.view.id), len(g.expanded))
+            slots = np.concatenate([g.view.slots[:base], own])
             segments.append(Segment(start, len(tokens), base, slots, np.array(parents, dtype=np.int64)))
         state = self._advance(level, torch.cat(states), tokens, positions, segments)
         for g, segment in zip(growths, segments, strict=True):
@@ -302,8 +333,9 @@ class HeadDrafter(GrowingDrafter):
         best = torch.tensor(argmax(logits), device=logits.device)[:, None]
         return best if self.targets is None else self.targets[best], torch.ones(len(best), 1), None
 
-    def _own_slots(self, g: Growth, count: int) -> np.ndarray:
-        first = self.num_slots + list(self._states).index(g.view.id) * self._most_nodes()
+    def _own_slots(self, index: int, count: int) -> np.ndarray:
+        """Of the request with this number in the proposal."""
+        first = self.num_slots + index * self._most_nodes()
         return np.arange(first, first + count)
 
     def _rank(

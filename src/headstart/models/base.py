@@ -23,6 +23,7 @@ class Runner:
     max_texts: int | None = None  # of how many finished texts the KV can stay for others to find; None: any number
     most_paths: int | None = None  # that the trees of one forward may have in all; None: any number
     hidden_states = True  # whether a forward can tell them
+    num_layers = 0  # of the model, where a forward may end behind some of them: `Batch.layers`; 0: it cannot
     runs_on = False  # whether one call can choose several tokens of one text, one after the other: `Batch.stops`
     prefers_chains = False  # whether a tree is worth its cost only where a user asks for it
 

@@ -46,13 +46,14 @@ class FusedModel(LeanModel):
         context: Attends,
         rows: torch.Tensor | None,
         taps: tuple[int, ...],
+        layers: int | None = None,
         into: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
         """As `LeanModel`, with logits in float32, written to `into` where that is possible."""
         assert isinstance(context, PagedContext) and self.angles is not None
         if self.deterministic or len(tokens) <= self.widest_few:
-            return self._few(tokens, positions, context, rows, taps, into)
-        return self._many(tokens, positions, context, rows, taps)
+            return self._few(tokens, positions, context, rows, taps, layers, into)
+        return self._many(tokens, positions, context, rows, taps, layers)
 
     # ------------------------------------------------------------------ a few rows
     def _few(
@@ -62,14 +63,16 @@ class FusedModel(LeanModel):
         context: PagedContext,
         rows: torch.Tensor | None,
         taps: tuple[int, ...],
+        layers: int | None,
         into: torch.Tensor | None,
     ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
         assert self.scratch is not None
         stream = Stream.of(len(tokens), self.embed.weight.shape[1], self.dtype, self.device, self.eps)
         embed(tokens, context.source, context.chosen, context.mail, self.embed.weight, self.blocks[0].norm_in, stream)
         hidden = {0: stream.x.clone()} if 0 in taps else {}
-        gains = [b.norm_in for b in self.blocks[1:]] + [self.norm]
-        for i, (block, gain) in enumerate(zip(self.blocks, gains, strict=True)):
+        blocks = self.blocks[:layers]
+        gains = [b.norm_in for b in blocks[1:]] + [self.norm]
+        for i, (block, gain) in enumerate(zip(blocks, gains, strict=True)):
             out = context.read(i, self._queries(i, block, stream, positions, context), self.scale, block.window)
             self._add(out.view(len(tokens), -1), block.out.weight, block.out.bias, stream, block.norm_mlp)
             inner = gate_up(stream, block.gate_up.weight, self._tile("gate_up", len(tokens), block.gate_up.weight))
@@ -113,11 +116,12 @@ class FusedModel(LeanModel):
         context: PagedContext,
         rows: torch.Tensor | None,
         taps: tuple[int, ...],
+        layers: int | None,
     ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
         assert self.angles is not None
         x = self.embed(tokens.copy_(context.resolve(tokens)))  # the walk reads them too
         hidden = {0: x} if 0 in taps else {}
-        for i, block in enumerate(self.blocks):
+        for i, block in enumerate(self.blocks[:layers]):
             h = F.rms_norm(x, x.shape[-1:], block.norm_in, self.eps)
             keys, values, slots = context.keys[i], context.values[i], context.layout.slots
             query = kernels.rotate(

@@ -65,7 +65,7 @@ class KernelRunner(TorchRunner):
                 f"deterministic needs fused kernels, which {type(model).__name__} has none of here "
                 "(Llama, Mistral, Qwen2 and Qwen3 have, with fuse=True). Leave deterministic out."
             )
-        self.graphs: dict[tuple[Shape, tuple[int, ...]], Graph | None] = {}
+        self.graphs: dict[tuple[Shape, tuple[int, ...], int | None], Graph | None] = {}
         self.texts: Texts | None = None
         self.budget = Budget()
 
@@ -149,7 +149,7 @@ class KernelRunner(TorchRunner):
         if graphable:
             self.block[:used].copy_(host[:used], non_blocking=True)
             self._out.mark()
-            graph = self._graph(shape, batch.hidden_layers)
+            graph = self._graph(shape, batch.hidden_layers, batch.layers)
             if graph is not None:
                 graph.replay()
                 self.left = graph.left
@@ -159,13 +159,13 @@ class KernelRunner(TorchRunner):
             block = host[:used].to(self.device, non_blocking=True)
             self._out.mark()
         if len(batch.rows) == len(batch.tokens):
-            lines, hidden = self._run(block, shape, None, batch.hidden_layers)
+            lines, hidden = self._run(block, shape, None, batch.hidden_layers, batch.layers)
             self.left = self._leave(block, shape, hidden)
             return self._forward(batch, shape, lines, hidden)
         asked = packing.places(shape).on_device(block, "lines")[
             : max(1, len(batch.rows))
         ]  # a kernel has at least one row
-        lines, hidden = self._run(block, shape, asked, batch.hidden_layers)
+        lines, hidden = self._run(block, shape, asked, batch.hidden_layers, batch.layers)
         self.left = self._leave(block, shape, hidden)
         return Forward(lines, _cut(hidden, batch), None, self._land(batch, shape))
 
@@ -196,6 +196,7 @@ class KernelRunner(TorchRunner):
         shape: Shape,
         rows: torch.Tensor | None,
         taps: tuple[int, ...],
+        layers: int | None = None,
         into: torch.Tensor | None = None,
         capture: Capture | None = None,
     ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
@@ -221,10 +222,10 @@ class KernelRunner(TorchRunner):
         )
         tokens = get("tokens")
         if isinstance(self.lean, FusedModel):
-            logits, hidden = self.lean(tokens, layout.positions, context, rows, taps, into)
+            logits, hidden = self.lean(tokens, layout.positions, context, rows, taps, layers, into)
         else:
             tokens.copy_(context.resolve(tokens))
-            logits, hidden = self._model(tokens.long(), layout.positions.long(), context, rows, taps)
+            logits, hidden = self._model(tokens.long(), layout.positions.long(), context, rows, taps, layers)
         heat, top_p, min_p = (get(name).view(torch.float32) for name in ("temperature", "top_p", "min_p"))
         asks = choose.Asks(heat, get("keys"), get("top_k"), top_p, min_p)
         choose.choose(logits, asks, self.chosen, self.desk, rows)
@@ -281,12 +282,12 @@ class KernelRunner(TorchRunner):
         if isinstance(self.lean, FusedModel):
             self.lean.angles = self.lean.scratch = None
 
-    def _graph(self, shape: Shape, taps: tuple[int, ...]) -> Graph | None:
-        key = (shape, taps)
+    def _graph(self, shape: Shape, taps: tuple[int, ...], layers: int | None = None) -> Graph | None:
+        key = (shape, taps, layers)
         if key not in self.graphs:
             began, free = time.perf_counter(), torch.cuda.mem_get_info(self.device)[0]
             try:
-                self.graphs[key] = self._capture(shape, taps)
+                self.graphs[key] = self._capture(shape, taps, layers)
             except torch.cuda.OutOfMemoryError:
                 note(f"No memory for the graph of {shape.rows} rows: such steps run without one.")
                 self.graphs[key] = None
@@ -300,7 +301,7 @@ class KernelRunner(TorchRunner):
             self.budget.bytes += free - torch.cuda.mem_get_info(self.device)[0]
         return self.graphs[key]
 
-    def _capture(self, shape: Shape, taps: tuple[int, ...]) -> Graph:
+    def _capture(self, shape: Shape, taps: tuple[int, ...], layers: int | None) -> Graph:
         """Run once for real, on rows that belong to nobody, so that kernels are compiled; then record."""
         block, chosen = self.block.clone(), self.chosen.clone()
         self.block.zero_()
@@ -309,10 +310,10 @@ class KernelRunner(TorchRunner):
             side, logits = self._side, self.logits[: shape.rows]
             side.wait_stream(torch.cuda.current_stream(self.device))
             with torch.cuda.stream(side):
-                self._run(self.block, shape, None, taps)
+                self._run(self.block, shape, None, taps, layers)
             torch.cuda.current_stream(self.device).wait_stream(side)
             with Capture(side, self._pool, len(self.shapes)) as capture:
-                found, hidden = self._run(self.block, shape, None, taps, logits, capture)
+                found, hidden = self._run(self.block, shape, None, taps, layers, logits, capture)
                 if found is not logits:
                     logits.copy_(found)
             return Graph(capture.pieces, logits, hidden, self._leave(self.block, shape, hidden, fixed=True))

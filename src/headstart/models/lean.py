@@ -95,14 +95,21 @@ class LeanModel:
         return [self.head, *(p for b in self.blocks for p in (b.qkv, b.out, b.gate_up, b.down))]
 
     def __call__(
-        self, tokens: torch.Tensor, positions: torch.Tensor, context: Attends, rows: torch.Tensor, taps: tuple[int, ...]
+        self,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        context: Attends,
+        rows: torch.Tensor,
+        taps: tuple[int, ...],
+        layers: int | None = None,
     ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
-        """tokens, positions (T,), rows (R,) -> logits (R, V) and the tapped hidden states, each (T, hidden)."""
+        """tokens, positions (T,), rows (R,) -> logits (R, V) and the tapped hidden states, each (T, hidden). With `layers`, so
+        many of them run."""
         x = self.embed(tokens)
         cos, sin = self.rotary(x[None], positions[None])
         cos, sin = cos[0].unsqueeze(1), sin[0].unsqueeze(1)  # (T, 1, D)
         hidden = {0: x} if 0 in taps else {}
-        for i, block in enumerate(self.blocks):
+        for i, block in enumerate(self.blocks[:layers]):
             x = self._attention(i, block, x, cos, sin, context)
             x = self._mlp(block, x)
             if i + 1 in taps:

@@ -95,23 +95,30 @@ class LoopedModel(LeanModel):
         self._cos = self._sin = np.empty((0, 0), np.float32)
 
     def __call__(
-        self, tokens: torch.Tensor, positions: torch.Tensor, context: Attends, rows: torch.Tensor, taps: tuple[int, ...]
+        self,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        context: Attends,
+        rows: torch.Tensor,
+        taps: tuple[int, ...],
+        layers: int | None = None,
     ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
         if len(tokens) > MOST_ROWS or not isinstance(context, Context):
-            return super().__call__(tokens, positions, context, rows, taps)
+            return super().__call__(tokens, positions, context, rows, taps, layers)
         room = self._room(len(tokens))
         torch.index_select(self.embed.weight, 0, tokens, out=room.x)
         cos, sin = self._angles(positions)
         hidden = {0: room.x.clone()} if 0 in taps else {}
         reader = _Reader(self, context, room)
         self.loops.norm(room.x_, self._layers[0].norm_in, self.eps, room.h_)
-        for i, (block, own) in enumerate(zip(self.blocks, self._layers, strict=True)):
+        blocks = list(zip(self.blocks, self._layers, strict=True))[:layers]
+        for i, (block, own) in enumerate(blocks):
             heads = block.qkv(room.h).numpy().reshape(len(tokens), -1, self.head_dim)
             self.loops.rotate(heads, self.num_heads, own.gains, self.eps, cos, sin, *reader.pools[i], reader.write)
             mixed = block.out(reader.read(i, heads, block.window))
             self.loops.add_norm(room.x_, mixed.numpy(), own.norm_mlp, self.eps, room.h_)
             self.loops.gate(block.gate_up(room.h).numpy(), room.act_)
-            last = i + 1 == len(self.blocks)
+            last = i + 1 == len(blocks)
             following = self._final if last else self._layers[i + 1].norm_in
             self.loops.add_norm(room.x_, block.down(room.act).numpy(), following, self.eps, room.h_)
             if i + 1 in taps:  # the last as transformers reports it: after the final norm

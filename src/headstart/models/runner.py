@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from headstart.core import Batch, Forward
 from headstart.errors import ModelError
@@ -26,6 +29,8 @@ class TorchRunner(Runner):
         self.text_config = self.model.config.get_text_config()
         self.vocab_size = int(self.model.get_output_embeddings().weight.shape[0])
         self.shapes = probe(self.model, self.text_config.num_hidden_layers)
+        self._stack = find_stack(self.model, len(self.shapes))
+        self.num_layers = len(self.shapes) if self._stack else 0
         self.lean: LeanModel | None = lean(self.model, wide and not quantize, self._kind()) if fuse else None
         if quantize:
             quantized.quantize(self.model, self.lean, quantize)
@@ -70,8 +75,8 @@ class TorchRunner(Runner):
         rows = torch.from_numpy(batch.rows).to(self.device)
         context = Context(batch, self.keys, self.values, self.device)
         if self.lean is not None:
-            return Forward(*self.lean(tokens, positions, context, rows, batch.hidden_layers))
-        return Forward(*self._model(tokens, positions, context, rows, batch.hidden_layers))
+            return Forward(*self.lean(tokens, positions, context, rows, batch.hidden_layers, batch.layers))
+        return Forward(*self._model(tokens, positions, context, rows, batch.hidden_layers, batch.layers))
 
     def _model(
         self,
@@ -80,17 +85,34 @@ class TorchRunner(Runner):
         context: Attends,
         rows: torch.Tensor | None,
         taps: tuple[int, ...],
+        layers: int | None = None,
     ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
         """The transformers model's own forward."""
-        out = self.model(
-            input_ids=tokens[None],
-            position_ids=positions[None],
-            use_cache=False,
-            logits_to_keep=0 if rows is None else rows,
-            context=context,
-            output_hidden_states=bool(taps),
-        )
+        with self._cut_off(layers):
+            out = self.model(
+                input_ids=tokens[None],
+                position_ids=positions[None],
+                use_cache=False,
+                logits_to_keep=0 if rows is None else rows,
+                context=context,
+                output_hidden_states=bool(taps),
+            )
         return out.logits[0], {i: out.hidden_states[i][0] for i in taps}
+
+    @contextlib.contextmanager
+    def _cut_off(self, layers: int | None) -> Iterator[None]:
+        """The model has its first layers only, meanwhile."""
+        if layers is None:
+            yield
+            return
+        assert self._stack is not None
+        parent, name = self._stack
+        whole = getattr(parent, name)
+        setattr(parent, name, whole[:layers])
+        try:
+            yield
+        finally:
+            setattr(parent, name, whole)
 
     @torch.inference_mode()
     def move(self, source: np.ndarray, target: np.ndarray) -> None:
@@ -108,6 +130,20 @@ class TorchRunner(Runner):
     def synchronize(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
+
+
+def find_stack(model: nn.Module, num_layers: int) -> tuple[nn.Module, str] | None:
+    """Where a model keeps the list of its layers, whatever it calls it; None where it has no such list."""
+    for parent in model.modules():
+        for name, child in parent.named_children():
+            if isinstance(child, nn.ModuleList) and len(child) == num_layers and _attend_in_order(child):
+                return parent, name
+    return None
+
+
+def _attend_in_order(layers: nn.ModuleList) -> bool:
+    """Has each of these layers an attention that carries its number?"""
+    return all(any(getattr(m, "layer_idx", None) == i for m in layer.modules()) for i, layer in enumerate(layers))
 
 
 @torch.inference_mode()

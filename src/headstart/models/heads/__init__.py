@@ -11,6 +11,9 @@ t + 1. A head goes on from these two:
 
 and so on. What an EAGLE head remembers of a position is one entry of its own KV, made by `advance(0, ...)` from real features:
 those of drafted tokens are guesses, and are made anew once the target has been there.
+
+A head that drafts in parallel does not read what it drafted. It has a `blank`, a token and features that stand for one that is
+not known: rows of blanks behind the last token give the states of all further levels in the same `advance(0, ...)`.
 """
 
 from __future__ import annotations
@@ -23,11 +26,19 @@ from headstart.models.attention import Attends, LayerShape
 
 
 @dataclass(frozen=True)
+class Blank:
+    """What a head reads in place of a token that is not known yet."""
+
+    token: int
+    features: torch.Tensor  # (1, taps · hidden)
+
+
+@dataclass(frozen=True)
 class HeadSpec:
     """What a head is and which target it fits. `taps` count as transformers' hidden_states do: 0 is the embedding, k the stream
     after k layers; the number of layers itself is the stream after the final norm."""
 
-    kind: str  # eagle3, eagle, medusa, mlp, mtp
+    kind: str  # eagle3, peagle, eagle, medusa, mlp, mtp
     hidden_size: int  # of the target
     vocab_size: int  # of the target
     draft_vocab_size: int
@@ -43,6 +54,7 @@ class Head(torch.nn.Module):
     spec: HeadSpec
     shapes: tuple[LayerShape, ...] = ()  # of the KV of each of its layers; none where it remembers nothing
     targets: torch.Tensor | None = None  # (draft vocabulary,) the target's token for each of its own; None: the same
+    blank: Blank | None = None  # of heads that draft all levels at once
 
     def begin(self, features: torch.Tensor) -> torch.Tensor:
         """(T, taps · hidden) features of the target -> (T, S) states. As they are, unless a head says otherwise."""

@@ -3,7 +3,7 @@
 A key that a config leaves out has the meaning that the project which writes the dialect gives it; engines that serve
 such files sometimes differ, and where they do it is said here. Nothing in this file reads a weight.
 
-speculators (`speculators_model_type`: eagle3). `norm_before_residual`, `norm_before_fc`, `fc_norm` and `norm_output`
+speculators (`speculators_model_type`: eagle3 or peagle). `norm_before_residual`, `norm_before_fc`, `fc_norm` and `norm_output`
 are false when left out, as in speculators' own config class (vLLM takes a missing norm_before_residual as true;
 speculators always writes it). `eagle_aux_hidden_state_layer_ids` count layers as `HeadSpec.taps` does; null means [2,
 L//2, L-3]. (Id L is the stream after the final norm here, as transformers counts, and before it in vLLM; only
@@ -15,6 +15,11 @@ flags are false when left out. A norm_output that is true is read as vLLM reads 
 were false. Layer ids inside `eagle_config` count from the output of layer 0, since SpecForge, SGLang and ModelOpt mean
 it so: id k is tap k + 1 (vLLM reads them as k). Ids at the top level are vLLM's, and are taps. None at all: [2, L//2,
 L-3], the same layers for everyone.
+
+P-EAGLE is EAGLE-3 of either kind with `mask_hidden`, [1, 1, taps · hidden] from speculators and SpecForge, [1, taps ·
+hidden] from others, and the number of its mask token: `mask_token_id`, `pard_token` or `ptd_token_id` (AWS), the first
+that is there, as in vLLM. All flags count, as they do in speculators' training (vLLM passes over fc_norm here, and
+norm_output changes nothing where no level reads another's state).
 
 EAGLE-1 and 2 (the original): Llama layers; `bias` is that of fc, and where it is left out the file tells; `qkv_bias` is
 that of Qwen2. Medusa: as many levels as the file has, since the original configs say 2 where there are 5. MLP
@@ -37,6 +42,7 @@ from headstart.models.heads.eagle import Eagle3Flags, Eagle3Head
 from headstart.models.heads.eagle1 import Eagle1Head, MtpHead
 from headstart.models.heads.medusa import MedusaHead
 from headstart.models.heads.mlp import MlpHead
+from headstart.models.heads.peagle import PEagleHead
 from headstart.progress import note
 
 LAYER_KEYS = (
@@ -46,6 +52,7 @@ LAYER_KEYS = (
 )  # fmt: skip
 BORROWS = "lm_head_of_target"  # our own: in the config of a head that did not learn an output matrix
 UNUSED = re.compile(r"(.*\.)?rotary_emb\.inv_freq|verifier_(lm_head|norm)\.weight")  # computed; for training only
+MASK_TOKENS = ("mask_token_id", "pard_token", "ptd_token_id")
 ENORM = re.compile(r"model\.layers\.(\d+)\.enorm\.weight")
 
 
@@ -111,8 +118,10 @@ def make_plan(source: Source) -> Plan:
 def find_dialect(source: Source) -> Callable[[Source], Plan]:
     config, names = source.config, source.shapes
     kind = config.get("speculators_model_type")
-    if kind is not None and kind != "eagle3":
-        raise source.fail(f"is a speculator of type {kind!r}, which Headstart does not run; of these it runs eagle3.")
+    if kind not in (None, "eagle3", "peagle"):
+        raise source.fail(
+            f"is a speculator of type {kind!r}, which Headstart does not run; of these it runs eagle3 and peagle."
+        )
     if kind is not None:
         return speculators
     if config.get("model_type") == "mlp_speculator":
@@ -131,7 +140,7 @@ def find_dialect(source: Source) -> Callable[[Source], Plan]:
 
 
 def _says_eagle3(config: dict[str, Any]) -> bool:
-    return "draft_vocab_size" in config or "Eagle3" in str(config.get("architectures"))
+    return "draft_vocab_size" in config or any(n in str(config.get("architectures")) for n in ("Eagle3", "PEagle"))
 
 
 def unknown(source: Source) -> ModelError:
@@ -141,20 +150,21 @@ def unknown(source: Source) -> ModelError:
         )
     first = ", ".join(repr(n) for n in sorted(source.shapes)[:3]) or "none at all"
     return source.fail(
-        f"is no head that Headstart knows: EAGLE-1, 2 or 3, Medusa, MLP speculator or MTP (first tensors: {first}). "
-        "Name the folder of the head, not that of the target."
+        "is no head that Headstart knows: EAGLE-1, 2 or 3, P-EAGLE, Medusa, MLP speculator or MTP "
+        f"(first tensors: {first}). Name the folder of the head, not that of the target."
     )
 
 
 # ------------------------------------------------------------------ EAGLE-3
 def speculators(source: Source) -> Plan:
     config, inner = source.config, table(source, source.config, "transformer_layer_config")
-    if "norm_before_residual" not in config:
+    parallel = config["speculators_model_type"] == "peagle"
+    if "norm_before_residual" not in config and not parallel:
         note(f"{source.folder} does not say norm_before_residual: taken as false. (vLLM would take it as true.)")
     about = table(source, table(source, config, "speculators_config"), "verifier")
     layers = layer_config(source, inner, str(inner.get("model_type", "qwen3")), ("llama", "qwen3"))
     taps = aux_taps(source, config.get("eagle_aux_hidden_state_layer_ids"), 0)
-    return eagle3(source, layers, config, taps, about.get("name_or_path"), "speculators")
+    return eagle3(source, layers, config, taps, about.get("name_or_path"), "speculators", parallel)
 
 
 def flat_eagle3(source: Source) -> Plan:
@@ -169,11 +179,19 @@ def flat_eagle3(source: Source) -> Plan:
     ids = config.get("eagle_aux_hidden_state_layer_ids")
     inner = nested.get("eagle_aux_hidden_state_layer_ids")
     taps = aux_taps(source, inner, 1) if inner and not ids else aux_taps(source, ids, 0)
-    return eagle3(source, layers, {**config, **nested}, taps, config.get("target_model_name_or_path"), "eagle3")
+    parallel = "mask_hidden" in source.shapes or "PEagle" in str(config.get("architectures"))
+    made_for = config.get("target_model_name_or_path")
+    return eagle3(source, layers, {**config, **nested}, taps, made_for, "eagle3", parallel)
 
 
 def eagle3(
-    source: Source, layers: Any, config: dict[str, Any], taps: tuple[int, ...], made_for: Any, dialect: str
+    source: Source,
+    layers: Any,
+    config: dict[str, Any],
+    taps: tuple[int, ...],
+    made_for: Any,
+    dialect: str,
+    parallel: bool,
 ) -> Plan:
     target = source.target
     source.check_size("hidden size", config.get("target_hidden_size") or layers.hidden_size, target.hidden_size)
@@ -181,9 +199,10 @@ def eagle3(
     draft = config.get("draft_vocab_size") or config.get("truncated_vocab_size") or layers.vocab_size
     if not isinstance(draft, int) or not 0 < draft <= target.vocab_size:
         raise source.fail(f"has a draft_vocab_size of {draft!r}, and the target has {target.vocab_size} tokens.")
-    spec = _spec(source, "eagle3", dialect, made_for, taps=taps, draft_vocab_size=draft)
+    spec = _spec(source, "peagle" if parallel else "eagle3", dialect, made_for, taps=taps, draft_vocab_size=draft)
     names = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
-    head = Eagle3Head(spec, layers, Eagle3Flags(**{n: bool(config.get(n, False)) for n in names}))
+    flags = Eagle3Flags(**{n: bool(config.get(n, False)) for n in names})
+    head = peagle(source, spec, layers, flags) if parallel else Eagle3Head(spec, layers, flags)
     full, borrows = draft == target.vocab_size, bool(config.get(BORROWS, False))
     if borrows and (layers.hidden_size != target.hidden_size or target.lm_head is None):
         raise source.fail(
@@ -203,6 +222,19 @@ def eagle3(
         zeros=tuple(n for n in mapping[:1] if n in source.shapes),
         borrows_rows=borrows,
     )
+
+
+def peagle(source: Source, spec: HeadSpec, layers: Any, flags: Eagle3Flags) -> PEagleHead:
+    said = next((n for n in MASK_TOKENS if source.config.get(n) is not None), None)
+    if said is None:
+        raise source.fail(
+            f"is a P-EAGLE head without the number of its mask token: its config.json should have {MASK_TOKENS[0]}."
+        )
+    token, width = source.config[said], len(spec.taps) * spec.hidden_size
+    if not isinstance(token, int) or not 0 <= token < spec.vocab_size:
+        raise source.fail(f"has a {said} of {token!r} in its config.json, and {spec.vocab_size} tokens.")
+    leading = len(source.shapes.get("mask_hidden", ())) - 1
+    return PEagleHead(spec, layers, flags, token, (*(1,) * min(max(leading, 1), 2), width))
 
 
 def aux_taps(source: Source, ids: Any, shift: int) -> tuple[int, ...]:

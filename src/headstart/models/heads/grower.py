@@ -34,6 +34,8 @@ RARE = 3  # times that a kind of step is met before a graph is made for it
 def fits(head: Head, growth: Growth) -> bool:
     """Can drafts of this shape grow on the device?"""
     small = max(growth.top_k, growth.width) <= MOST_WIDTH and growth.candidates <= MOST_CANDIDATES
+    if head.blank is not None:  # such a head drafts all levels at once, on the host
+        return False
     return small and growth.depth >= 1 and 1 <= growth.nodes <= growth.candidates and len(head.spec.taps) <= MOST_TAPS
 
 
