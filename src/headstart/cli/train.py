@@ -238,8 +238,8 @@ def train_medusa(
 ) -> None:  # fmt: skip
     """Train Medusa heads: for each token of a draft a network of its own, on the target's last hidden state.
 
-    The quickest to draft, since all levels are computed at once; but none knows what the others say, so drafts are right less
-    often than EAGLE-3's. Each level has an output matrix of the target's size: large where the vocabulary is.
+    Drafting is one pass for all levels; but none knows what the others say, so later ones are harder to get right. Each level
+    has an output matrix of the target's size: large where the vocabulary is.
 
     Data, training, held-out text and resuming are as in `headstart train eagle3 --help`.
 
