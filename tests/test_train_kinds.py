@@ -408,7 +408,19 @@ def test_from_prompts_to_text_by_the_command_line(tmp_path, folder, extra):
     assert ours.exit_code == plain.exit_code == 0 and ours.output == plain.output
 
 
-def test_a_bad_option_is_one_sentence(tmp_path, folder):
-    result = CliRunner().invoke(app, ["train", "draft", "-m", folder, "-p", "nowhere.txt", "-o", str(tmp_path)])
-    assert result.exit_code == 2
-    assert result.stderr.startswith("headstart: There is no student yet") and result.stderr.count("\n") == 1
+@pytest.mark.parametrize(
+    "wrong, message",
+    [
+        ([], "There is no student yet"),
+        (["--layers", "9"], "layers=9, but "),
+        (["--layers", "2", "--hidden", "25"], "hidden=25 cannot be split into heads of 8"),
+        (["--draft", "/no/such/model"], "There is no model '/no/such/model'"),
+    ],
+)
+def test_a_bad_option_is_one_sentence_before_the_target_writes(tmp_path, folder, wrong, message):
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("the sea")
+    args = ["train", "draft", "-m", folder, "-p", str(prompts), "-o", str(tmp_path / "out"), *wrong]
+    result = CliRunner().invoke(app, args)
+    assert result.exit_code == 2 and not (tmp_path / "out").exists()
+    assert result.stderr.startswith(f"headstart: {message}") and result.stderr.count("\n") == 1

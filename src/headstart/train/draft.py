@@ -17,7 +17,8 @@ import torch
 
 from headstart.errors import BadInput, ConfigError
 from headstart.models import vocab
-from headstart.models.load import Loaded, load, wrap
+from headstart.models.load import Loaded, load, resolve, wrap
+from headstart.models.tokenizer import Tokenizer, load_tokenizer
 from headstart.progress import note
 from headstart.train.options import Options
 from headstart.train.packing import Batch, Document
@@ -49,6 +50,17 @@ class DraftOptions(Options):
         if self.draft is not None and Path(self.draft).expanduser().resolve() == Path(self.out).expanduser().resolve():
             raise ConfigError(f"out={self.out!r} is the folder of the draft itself: choose another, to keep both.")
 
+    def check_target(self) -> None:
+        from transformers import AutoConfig
+
+        folder = resolve(self.target)
+        if self.layers is not None:
+            config = AutoConfig.from_pretrained(folder).get_text_config()
+            student_config(config, self.target, self.layers, self.hidden)
+        elif self.draft is not None:
+            tokenizers = load_tokenizer(folder), load_tokenizer(resolve(self.draft))
+            check_vocabulary(self.target, tokenizers[0], self.draft, tokenizers[1])
+
     def default_rate(self, hidden_size: int) -> float:
         return super().default_rate(self.hidden or hidden_size) * (1 if self.draft is None else GENTLE)
 
@@ -67,12 +79,7 @@ class DraftOptions(Options):
         student = load(self.draft, target.model.device, target.model.dtype, runner="torch")
         refuse_quantised(student.name, student.model)
         if target.tokenizer is not None:
-            found = vocab.map_vocab(target.tokenizer, student.tokenizer, target.vocab_size, student.vocab_size)
-            if found.kind != vocab.SAME:
-                raise ConfigError(
-                    f"{student.name} has other tokens than {target.name} ({found.overlap:.0%} are shared), so it cannot "
-                    "learn from it: choose a model with the same tokenizer, or make one with --layers."
-                )
+            check_vocabulary(target.name, target.tokenizer, student.name, student.tokenizer)
         return student
 
     def _new(self, target: Loaded) -> Loaded:
@@ -174,6 +181,16 @@ def copy_weights(target: Any, student: Any) -> int:
     shared = {n: t for n, t in target.state_dict().items() if n in own and t.shape == own[n].shape}
     student.load_state_dict(shared, strict=False)
     return sum(p.numel() for n, p in student.named_parameters() if n in shared)
+
+
+# ------------------------------------------------------------------ what cannot be
+def check_vocabulary(target_name: str, target: Tokenizer, name: str, student: Tokenizer) -> None:
+    found = vocab.map_vocab(target, student, len(target.pieces()), len(student.pieces()))
+    if found.kind != vocab.SAME:
+        raise ConfigError(
+            f"{name} has other tokens than {target_name} ({found.overlap:.0%} are shared), so it cannot learn from it: "
+            "choose a model with the same tokenizer, or make one with --layers."
+        )
 
 
 def refuse_quantised(name: str, model: Any) -> None:

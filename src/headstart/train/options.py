@@ -99,6 +99,9 @@ class Options:
             if (value := getattr(self, name)) is not None and value <= 0:
                 raise ConfigError(f"{name}={value} is not usable: expected more than 0.")
 
+    def check_target(self) -> None:
+        """Say what does not fit this target, before it has written a word."""
+
     def fingerprint(self) -> str:
         """What has to be the same for a checkpoint to go on."""
         return json.dumps({k: v for k, v in asdict(self).items() if k not in FREE}, sort_keys=True)

@@ -47,6 +47,7 @@ class Report:
 def train(options: Options) -> Report:
     """Answers, training, export. Stopped anywhere, the same call goes on from there."""
     options.check()
+    options.check_target()
     out = Path(options.out).expanduser()
     prompts = read_prompts(options.prompts) if options.prompts else []
     answers = [a for path in options.answers for a in read_answers(Path(path).expanduser())]
