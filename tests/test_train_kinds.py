@@ -211,6 +211,12 @@ def test_the_step_of_a_draft(loss):
     assert torch.allclose(step(target, student, docs, loss).double(), expected, atol=1e-3)
 
 
+def test_the_built_in_target_has_its_own_name_in_the_result():
+    target = counting()
+    target.name = "smollm2"
+    assert options("medusa").begin(target, []).module.spec.target == "HuggingFaceTB/SmolLM2-135M-Instruct"
+
+
 def test_levels_count_less_and_less():
     assert torch.allclose(losses.level_weights(3, 0.5), torch.tensor([4.0, 2.0, 1.0]) / 7)
 

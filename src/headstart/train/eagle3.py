@@ -59,7 +59,7 @@ class Eagle3Options(HeadOptions):
         taps = self.taps or default_taps(model.config.get_text_config().num_hidden_layers)
         layers = layer_config(model.config, self.layers, self.intermediate, self.heads)
         flags = Eagle3Flags(self.norm_before_residual, self.norm_before_fc, self.fc_norm, self.norm_output)
-        head = make_head(model, layers, flags, taps, choices, self.name or target.name)
+        head = make_head(model, layers, flags, taps, choices, self.target_name(target))
         head.lm_head.weight.requires_grad_(self.learn_output)
         place(head, model.device, model.dtype)
         say_coverage(docs, choices)

@@ -40,7 +40,7 @@ class MedusaOptions(HeadOptions):
 
     def begin(self, target: Loaded, docs: Sequence[Document]) -> MedusaStudent:
         model = target.model
-        facts = TargetFacts.of(self.name or target.name, model)
+        facts = TargetFacts.of(self.target_name(target), model)
         spec = HeadSpec(
             "medusa",
             facts.hidden_size,

@@ -41,7 +41,7 @@ class MlpOptions(HeadOptions):
 
     def begin(self, target: Loaded, docs: Sequence[Document]) -> MlpStudent:
         model = target.model
-        facts = TargetFacts.of(self.name or target.name, model)
+        facts = TargetFacts.of(self.target_name(target), model)
         inner = self.inner or facts.hidden_size
         spec = HeadSpec(
             "mlp", facts.hidden_size, facts.vocab_size, facts.vocab_size, (facts.num_layers,), self.levels, facts.name

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import ClassVar
 
 from headstart.errors import BadInput, ConfigError
+from headstart.models.builtin import hub_id
 from headstart.models.load import Loaded
 from headstart.train import losses
 from headstart.train.optimizer import check_schedule
@@ -77,6 +78,10 @@ class Options:
     def begin(self, target: Loaded, docs: Sequence[Document]) -> Student:
         """A student that has learned nothing yet. `docs` are what it will learn from."""
         raise NotImplementedError
+
+    def target_name(self, target: Loaded) -> str:
+        """For what is written: as given, or as everybody knows it."""
+        return self.name or hub_id(target.name)
 
     def default_rate(self, hidden_size: int) -> float:
         """Wide students need smaller steps: 1e-3 at a width of 576, 1.5e-4 at 4096."""

@@ -154,7 +154,7 @@ def say_what_comes(options: Options, model: Any, student: Student, train: list[D
 
 def export(options: Options, target: Loaded, student: Student, loop: Loop, out: Path, counts: dict[str, int]) -> None:
     """The best weights, or the last ones where nothing was held out."""
-    name = options.name or target.name
+    name = options.target_name(target)
     with status(f"Writing {out}"):
         if loop.best.exists():
             best = checkpoints.load(loop.best)["masters"]
