@@ -24,8 +24,8 @@ from headstart.train.data import Answer, read_answers, read_file, read_prompts, 
 from headstart.train.loop import Loop
 from headstart.train.optimizer import rate_scale
 from headstart.train.packing import Document, batches, collate, documents, epochs, pack, split
-from headstart.train.run import Eagle3Options, fit, train_eagle3
-from headstart.train.scores import Tally
+from headstart.train.run import fit, train
+from headstart.train.scores import Tally, evaluate
 from headstart.train.target import Teacher
 from tests import tiny
 
@@ -99,7 +99,7 @@ def test_training_computes_what_inference_computes(layers, attention, flags):
     batch = collate(pack(docs(), LENGTH), LENGTH, 4)
     assert len(batch.tokens) == 2 and len(batch.where) == 4
     features = Teacher(target, TAPS, choices).teach(batch).features
-    trained = list(eagle3.states(head, features, batch, 4))
+    trained = list(eagle3.Eagle3Student(head, options("")).rows(features, batch, 4))
     for place in batch.where:
         tokens = batch.tokens.flatten()[place.start : place.start + place.length].tolist()
         alone = target(torch.tensor([tokens]), output_hidden_states=True).hidden_states
@@ -222,7 +222,7 @@ def options(out, **more):
         target="tiny", out=str(out), answers=("answers.jsonl",), draft_vocab=300, levels=3, length=64, batch=4,
         minutes=None, steps=120, rate=1e-2, warmup=5, held_out=0.0, eval_every=1000, device="cpu", dtype="float32",
     )  # fmt: skip
-    return Eagle3Options(**base | more)
+    return eagle3.Eagle3Options(**base | more)
 
 
 def score(folder, answers):
@@ -231,7 +231,8 @@ def score(folder, answers):
     facts = TargetFacts(target.name, 48, target.vocab_size, 3, target.model.get_input_embeddings().weight)
     head = load_head(folder, facts, torch.device("cpu"), torch.float32)
     views = [collate(g, 64, 3) for g in batches(documents(answers, 64), 64, 4)]
-    return eagle3.evaluate(head, Teacher(target.model, TAPS, head.targets), views, losses.kl, torch.device("cpu"))
+    student = eagle3.Eagle3Student(head, options(folder))
+    return evaluate(student, Teacher(target.model, TAPS, head.targets), views, losses.kl, torch.device("cpu"))
 
 
 @pytest.mark.parametrize("device, dtype", [("cpu", "float32"), pytest.param("cuda", "bfloat16", marks=pytest.mark.gpu)])
@@ -307,7 +308,7 @@ def test_answers_of_another_model(tmp_path):
 )
 def test_options_are_checked_first(tmp_path, wrong, message):
     with pytest.raises((BadInput, ConfigError), match=message):
-        train_eagle3(options(tmp_path, **wrong))
+        train(options(tmp_path, **wrong))
 
 
 # ------------------------------------------------------------------ the target's answers

@@ -1,9 +1,9 @@
-"""`headstart train eagle3`: a head that drafts for a target, learned from the target's own answers."""
+"""`headstart train KIND`: a drafter for a target, learned from the target's own answers."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,15 +12,31 @@ from headstart.cli.options import MODEL, Quiet, option
 from headstart.progress import set_quiet
 
 if TYPE_CHECKING:
+    from headstart.train.options import Options
     from headstart.train.run import Report
 
-ANSWERS, HEAD, TRAINING, RUN = "Answers", "Head", "Training", "Run"
+ANSWERS, HEAD, DRAFT, TRAINING, RUN = "Answers", "Head", "Draft model", "Training", "Run"
 
 train = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="markdown",
     help="Train a drafter for a target, on what the target itself writes.",
 )
+
+Out = Annotated[str, option("--out", "-o", help="Folder for the result; a run that was stopped goes on there.")]
+Target = Annotated[str, option("--target", "-m", help="Built-in name, folder, GGUF file or hub id.", panel=MODEL)]
+Levels = Annotated[int, option("--levels", help="Drafted tokens in a row that are trained.", panel=TRAINING)]
+Decay = Annotated[
+    float, option("--decay", help="How much each further level counts, of the one before.", panel=TRAINING)
+]
+LearnOutput = Annotated[
+    bool,
+    option(
+        "--learn-output/--no-learn-output",
+        help="Learn the matrix behind the logits too; otherwise it stays the target's.",
+        panel=HEAD,
+    ),
+]
 
 
 @dataclass(frozen=True)
@@ -55,7 +71,7 @@ class AnswerOptions:
 
 
 @dataclass(frozen=True)
-class HeadOptions:
+class Eagle3Head:
     draft_vocab: Annotated[
         int, option("--draft-vocab", help="Tokens that the head can draft: those used most.", panel=HEAD)
     ] = 16384
@@ -63,18 +79,7 @@ class HeadOptions:
     intermediate: Annotated[
         int | None, option("--intermediate", help="Width of its MLP. [default: the target's]", panel=HEAD)
     ] = None
-    learn_output: Annotated[
-        bool,
-        option(
-            "--learn-output/--no-learn-output",
-            help="Learn the matrix behind the logits too; otherwise it stays the target's.",
-            panel=HEAD,
-        ),
-    ] = True
-    name: Annotated[
-        str | None,
-        option("--name", help="The target's name in the result. [default: as in --target]", panel=HEAD),
-    ] = None
+    learn_output: LearnOutput = True
     embeddings: Annotated[
         bool,
         option(
@@ -83,23 +88,93 @@ class HeadOptions:
             panel=HEAD,
         ),
     ] = True
+    levels: Levels = 5
+    decay: Decay = 0.8
+
+
+@dataclass(frozen=True)
+class MedusaHead:
+    blocks: Annotated[int, option("--blocks", help="Residual blocks of a level.", panel=HEAD)] = 1
+    learn_output: LearnOutput = True
+    dialect: Annotated[
+        str,
+        option(
+            "--dialect",
+            help="Who shall read the result: vllm, or medusa for the project's own code. Headstart reads both.",
+            panel=HEAD,
+        ),
+    ] = "vllm"
+    levels: Levels = 5
+    decay: Decay = 0.8
+
+
+@dataclass(frozen=True)
+class MlpHead:
+    inner: Annotated[
+        int | None, option("--inner", help="Width of the state behind a token. [default: the target's]", panel=HEAD)
+    ] = None
+    tie: Annotated[
+        bool,
+        option(
+            "--tie/--no-tie",
+            help="All levels share their weights, which makes the result about as many times smaller.",
+            panel=HEAD,
+        ),
+    ] = True
+    scale_input: Annotated[
+        bool,
+        option("--scale-input/--no-scale-input", help="Bring the target's states to one size first.", panel=HEAD),
+    ] = True
+    levels: Levels = 4
+    decay: Decay = 1.0
+
+
+@dataclass(frozen=True)
+class DraftModel:
+    draft: Annotated[
+        str | None,
+        option(
+            "--draft",
+            help="A small model with the target's tokens to go on from: name, folder or hub id.",
+            panel=DRAFT,
+            show_default=False,
+        ),
+    ] = None
+    layers: Annotated[
+        int | None,
+        option(
+            "--layers",
+            help="Instead: a new model with so many of the target's layers, the first ones.",
+            panel=DRAFT,
+            show_default=False,
+        ),
+    ] = None
+    hidden: Annotated[
+        int | None,
+        option(
+            "--hidden",
+            help="Width of the new model. Another one than the target's begins at random, and needs far more data. "
+            "[default: the target's]",
+            panel=DRAFT,
+            show_default=False,
+        ),
+    ] = None
 
 
 @dataclass(frozen=True)
 class TrainingOptions:
-    levels: Annotated[
-        int,
-        option("--levels", help="Drafted tokens in a row that are trained, on the head's own states.", panel=TRAINING),
-    ] = 5
     loss: Annotated[
-        str, option("--loss", help="kl, rkl, tv, ce, or a sum such as kl+tv, against the target.", panel=TRAINING)
+        str,
+        option(
+            "--loss",
+            help="How far from the target's distribution: kl (forward), rkl (reverse), tv (total variation), ce (its first "
+            "choice alone), or a sum such as kl+tv.",
+            panel=TRAINING,
+        ),
     ] = "kl"
-    decay: Annotated[
-        float, option("--decay", help="How much each further level counts, of the one before.", panel=TRAINING)
-    ] = 0.8
     rate: Annotated[
         float | None,
-        option("--rate", help="Learning rate at its highest. [default: by the width of the target]", panel=TRAINING),
+        option("--rate", help="Learning rate at its highest. [default: by the width of the model]", panel=TRAINING),
     ] = None
     schedule: Annotated[
         str, option("--schedule", help="How the rate falls: cosine, linear or constant.", panel=TRAINING)
@@ -119,6 +194,10 @@ class RunOptions:
         float, option("--held-out", help="Share of the prompts that only measures, and is not trained on.", panel=RUN)
     ] = 0.02
     eval_every: Annotated[int, option("--eval-every", help="Steps between two measurements.", panel=RUN)] = 500
+    name: Annotated[
+        str | None,
+        option("--name", help="The target's name in the result. [default: as in --target]", panel=RUN),
+    ] = None
     device: Annotated[str, option("--device", help="auto, cpu, cuda or cuda:0.", panel=MODEL)] = "auto"
     dtype: Annotated[str, option("--dtype", help="auto, float32, bfloat16 or float16.", panel=MODEL)] = "auto"
 
@@ -131,14 +210,9 @@ def _train() -> None:
 @train.command("eagle3")
 @expand
 def train_eagle3(
-    out: Annotated[str, option("--out", "-o", help="Folder for the head; a run that was stopped goes on there.")],
-    target: Annotated[str, option("--target", "-m", help="Built-in name, folder, GGUF file or hub id.", panel=MODEL)],
-    data: AnswerOptions,
-    head: HeadOptions,
-    training: TrainingOptions,
-    run: RunOptions,
+    out: Out, target: Target, data: AnswerOptions, head: Eagle3Head, training: TrainingOptions, run: RunOptions,
     quiet: Quiet = False,
-) -> None:
+) -> None:  # fmt: skip
     """Train an EAGLE-3 head: one small layer that reads the target's hidden states and drafts what comes next.
 
     First the target answers the prompts, half of them greedily and half at temperature 1; the answers are kept in
@@ -151,13 +225,84 @@ def train_eagle3(
     Example: `headstart train eagle3 -m smollm2 -p gsm8k.jsonl -p code.json --out head --minutes 30`
     """
     set_quiet(quiet)
-    from headstart.train import run as runs
+    from headstart.train.eagle3 import Eagle3Options
 
-    fields = vars(data) | vars(head) | vars(training) | vars(run)
+    _train_kind(Eagle3Options, out, target, data, head, training, run)
+
+
+@train.command("medusa")
+@expand
+def train_medusa(
+    out: Out, target: Target, data: AnswerOptions, head: MedusaHead, training: TrainingOptions, run: RunOptions,
+    quiet: Quiet = False,
+) -> None:  # fmt: skip
+    """Train Medusa heads: for each token of a draft a network of its own, on the target's last hidden state.
+
+    Drafting is one pass for all levels; but none knows what the others say, so later ones are harder to get right. Each level
+    has an output matrix of the target's size: large where the vocabulary is.
+
+    Data, training, held-out text and resuming are as in `headstart train eagle3 --help`.
+
+    Example: `headstart train medusa -m smollm2 -p gsm8k.jsonl --levels 3 --out heads --minutes 30`
+    """
+    set_quiet(quiet)
+    from headstart.train.medusa import MedusaOptions
+
+    _train_kind(MedusaOptions, out, target, data, head, training, run)
+
+
+@train.command("mlp")
+@expand
+def train_mlp(
+    out: Out, target: Target, data: AnswerOptions, head: MlpHead, training: TrainingOptions, run: RunOptions,
+    quiet: Quiet = False,
+) -> None:  # fmt: skip
+    """Train an MLP speculator: a small recurrent network that reads the target's last hidden state and its own tokens.
+
+    Between Medusa and EAGLE-3: each level knows the token before it, and nothing attends. It is written in IBM's dialect,
+    which vLLM reads.
+
+    Data, training, held-out text and resuming are as in `headstart train eagle3 --help`.
+
+    Example: `headstart train mlp -m smollm2 -p gsm8k.jsonl --out speculator --minutes 30`
+    """
+    set_quiet(quiet)
+    from headstart.train.mlp import MlpOptions
+
+    _train_kind(MlpOptions, out, target, data, head, training, run)
+
+
+@train.command("draft")
+@expand
+def train_draft(
+    out: Out, target: Target, data: AnswerOptions, draft: DraftModel, training: TrainingOptions, run: RunOptions,
+    quiet: Quiet = False,
+) -> None:  # fmt: skip
+    """Distil a draft model: a small model that learns to say what the target says.
+
+    Name one that has the target's tokens (`--draft`), or let one be made: of the target's kind with fewer layers (`--layers`),
+    which begins with the target's embeddings and first layers, and narrower if you say so (`--hidden`). The result is a
+    folder as transformers writes it, with the tokenizer; every engine that takes a draft model takes it.
+
+    Data, training, held-out text and resuming are as in `headstart train eagle3 --help`.
+
+    Example: `headstart train draft -m smollm2 -p gsm8k.jsonl --layers 4 --loss kl+tv --out draft --minutes 30`
+    """
+    set_quiet(quiet)
+    from headstart.train.draft import DraftOptions
+
+    _train_kind(DraftOptions, out, target, data, draft, training, run)
+
+
+def _train_kind(kind: type[Options], out: str, target: str, *groups: Any) -> None:
+    """The run that these groups of options describe."""
+    from headstart.train.run import train as run
+
+    fields = {name: value for group in groups for name, value in vars(group).items()}
     fields |= {name: tuple(fields[name] or ()) for name in ("prompts", "answers")}
     if fields["minutes"] is None and fields["steps"] is None:
         fields["minutes"] = 10.0
-    _print(runs.train_eagle3(runs.Eagle3Options(target=target, out=out, **fields)))
+    _print(run(kind(target=target, out=out, **fields)))
 
 
 def _print(report: Report) -> None:

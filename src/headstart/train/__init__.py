@@ -1,6 +1,7 @@
-"""Training drafters: the target writes answers, a head learns to foresee them, and the result is a folder that others load too.
+"""Training drafters: the target writes answers, a student learns to foresee them, and the result is a folder that others load.
 
-A run in order: `data` reads prompts and lets the target answer them, `packing` fills sequences with the answers, `eagle3`
-says what a step computes (on `chains`, `losses` and `target`), `loop` takes the steps and keeps checkpoints, `export` writes
-the head and its card. `run` puts these together; the command line calls it, and so can anyone.
+A run in order: `data` reads prompts and lets the target answer them, `packing` fills sequences with the answers, a kind
+(`eagle3`, `medusa`, `mlp`, `draft`) makes a `student`, `target` teaches it, `losses` and `scores` compare the two, `loop` takes
+the steps and keeps checkpoints, the student is written and `export` adds its card. `run` puts these together; the command line
+calls it, and so can anyone. What differs between kinds stands in their files, all else is said once.
 """

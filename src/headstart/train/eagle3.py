@@ -1,4 +1,4 @@
-"""EAGLE-3: how a head begins, what it computes in a step of training, and how well it foresees held-out text.
+"""EAGLE-3: a head that reads three of the target's layers, and from the second token on its own states.
 
 Training-time test (arXiv 2503.01840): a head that drafts a chain reads its own states from the second token on. So it is
 trained on them: level 0 from the target's features, level k from its states of level k - 1, each compared with the target.
@@ -7,20 +7,81 @@ trained on them: level 0 from the target's features, level k from its states of 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from headstart.errors import ConfigError
 from headstart.models.heads import HeadSpec
 from headstart.models.heads.eagle import Eagle3Flags, Eagle3Head
-from headstart.train.chains import Chains
-from headstart.train.losses import Loss
-from headstart.train.packing import Batch, Document
-from headstart.train.scores import Scores, Tally
-from headstart.train.target import Lesson, Teacher
+from headstart.models.heads.save import save_eagle3
+from headstart.models.load import Loaded
+from headstart.progress import note
+from headstart.train.options import HeadOptions
+from headstart.train.packing import Document
+from headstart.train.student import CHAIN, HeadStudent, place
 
 RESIDUAL_GAIN = 0.1  # of what layers add to the residual, at the start
+
+
+@dataclass(frozen=True)
+class Eagle3Options(HeadOptions):
+    kind = "eagle3"
+    least = HeadOptions.least | {"draft_vocab": 1, "layers": 1, "intermediate": 1, "heads": 1}
+
+    embeddings: bool = True  # written with the head; without them it is much smaller, and takes the target's
+    draft_vocab: int = 16384
+    taps: tuple[int, ...] | None = None
+    layers: int = 1
+    intermediate: int | None = None
+    heads: int | None = None
+    norm_before_residual: bool = True
+    norm_before_fc: bool = True
+    fc_norm: bool = False
+    norm_output: bool = True
+    learn_output: bool = True  # the matrix behind the logits; otherwise it stays the target's, and need not be kept
+
+    def check(self) -> None:
+        super().check()
+        if self.norm_before_fc and self.fc_norm:
+            raise ConfigError(
+                "norm_before_fc and fc_norm exclude each other: the format of the result has one of them."
+            )
+
+    def begin(self, target: Loaded, docs: Sequence[Document]) -> Eagle3Student:
+        model = target.model
+        vocab = model.get_input_embeddings().weight.shape[0]
+        always = target.eos_ids | (target.tokenizer.special_ids if target.tokenizer else frozenset())
+        choices = draft_vocabulary(docs, min(self.draft_vocab, vocab), vocab, sorted(always))
+        taps = self.taps or default_taps(model.config.get_text_config().num_hidden_layers)
+        layers = layer_config(model.config, self.layers, self.intermediate, self.heads)
+        flags = Eagle3Flags(self.norm_before_residual, self.norm_before_fc, self.fc_norm, self.norm_output)
+        head = make_head(model, layers, flags, taps, choices, self.target_name(target))
+        head.lm_head.weight.requires_grad_(self.learn_output)
+        place(head, model.device, model.dtype)
+        say_coverage(docs, choices)
+        return Eagle3Student(head, self)
+
+
+class Eagle3Student(HeadStudent):
+    title, method, format = "EAGLE-3 head", "eagle3", "vLLM's speculators"
+    module: Eagle3Head
+
+    def __init__(self, head: Eagle3Head, options: Eagle3Options) -> None:
+        super().__init__(head, options.levels, options.decay, options.noise)
+        self.embeddings = options.embeddings
+
+    def activations(self, batch: int, length: int) -> int:
+        config, size = self.module.config, self.module.fc.weight.element_size()
+        scores = batch * config.num_attention_heads * length**2 * (self.levels - 1) * (2 * size + 4)
+        layers = batch * length * self.levels * size * (20 * config.hidden_size + 4 * config.intermediate_size)
+        return config.num_hidden_layers * (scores + layers)
+
+    def save(self, folder: Path, target_name: str) -> None:
+        save_eagle3(self.module, folder, target_name, CHAIN, self.embeddings)
 
 
 # ------------------------------------------------------------------ the head at the start
@@ -91,61 +152,12 @@ def _begin_weights(head: Eagle3Head) -> None:
             torch.nn.init.normal_(module.weight, std=module.in_features**-0.5 * (RESIDUAL_GAIN if small else 1.0))
 
 
-def place(head: Eagle3Head, device: torch.device, dtype: torch.dtype) -> Eagle3Head:
-    """On a device, weights in a dtype; the angles of the positions stay in float32."""
-    for p in head.parameters():
-        p.data = p.data.to(dtype)
-    return head.to(device)
+def default_taps(num_layers: int) -> tuple[int, ...]:
+    """Low, middle and high, as speculators and vLLM choose them."""
+    return (2, num_layers // 2, num_layers - 3) if num_layers > 5 else (1, (num_layers + 1) // 2, num_layers)
 
 
-# ------------------------------------------------------------------ a step
-def states(head: Eagle3Head, features: torch.Tensor, batch: Batch, levels: int) -> Iterator[torch.Tensor]:
-    """(T, hidden) states of each level: that of row t at level k has read the tokens up to t + 1 + k."""
-    context, positions = Chains(batch.docs), batch.positions.flatten()
-    state = head.begin(features)
-    for level in range(levels):
-        state = head.advance(level, state, batch.tokens_after(level + 1), positions + level, context)
-        yield state
-
-
-def step_losses(
-    head: Eagle3Head, lesson: Lesson, batch: Batch, levels: int, loss: Loss, noise: float = 0.0
-) -> torch.Tensor:
-    """(levels,) mean loss of the rows that count at each level."""
-    features = lesson.features.to(head.fc.weight.dtype)
-    if noise:
-        features = features + noise * features.std() * torch.randn_like(features)
-    out = []
-    for level, state in enumerate(states(head, features, batch, levels)):
-        rows, places = batch.levels[level]
-        ours = head.logits(level, state.index_select(0, rows)).float().log_softmax(-1)
-        out.append(loss(ours, lesson.log_probs[places]).sum() / max(1, len(rows)))
-    return torch.stack(out)
-
-
-def level_weights(levels: int, decay: float) -> torch.Tensor:
-    """How much each level's loss counts; they sum to one."""
-    weights = decay ** torch.arange(levels, dtype=torch.float32)
-    return weights / weights.sum()
-
-
-# ------------------------------------------------------------------ held-out text
-@torch.no_grad()
-def evaluate(head: Eagle3Head, teacher: Teacher, groups: Sequence[Batch], loss: Loss, device: torch.device) -> Scores:
-    """Losses and agreement by level, and tokens per step of a greedy chain as long as the batches have levels."""
-    tally = Tally(len(groups[0].levels), any(p.greedy for batch in groups for p in batch.where))
-    for cpu_batch in groups:
-        batch = cpu_batch.to(device)
-        lesson = teacher.teach(batch)
-        features = lesson.features.to(head.fc.weight.dtype)
-        for level, state in enumerate(states(head, features, batch, tally.levels)):
-            rows, places = batch.levels[level]
-            logits = head.logits(level, state.index_select(0, rows)).float()
-            guess = logits.argmax(-1) if head.targets is None else head.targets[logits.argmax(-1)]
-            losses = loss(logits.log_softmax(-1), lesson.log_probs[places])
-            text = batch.tokens.flatten()[batch.asked[places] + 1]
-            tally.add(
-                cpu_batch, level, losses.sum().item(), (guess == lesson.best[places]).cpu(), (guess == text).cpu()
-            )
-        tally.walk(cpu_batch)
-    return tally.scores()
+def say_coverage(docs: Iterable[Document], choices: torch.Tensor) -> None:
+    known, used = set(choices.tolist()), [t for d in docs for t in d.tokens[d.answer :]]
+    share = sum(t in known for t in used) / len(used)
+    note(f"The draft vocabulary of {len(choices)} tokens covers {100 * share:.2f}% of the answers.")

@@ -1,10 +1,12 @@
-"""The result of a run: a folder in vLLM's speculators format, with a card that says what it is and where it comes from."""
+"""The card of a result: what it is, where it comes from and how well it drafts."""
 
 from __future__ import annotations
 
 import platform
 from pathlib import Path
 from typing import Any
+
+from headstart.train.student import Student
 
 
 def provenance() -> dict[str, str]:
@@ -23,12 +25,21 @@ def provenance() -> dict[str, str]:
     }
 
 
-def write_card(folder: Path, target: str, data: dict[str, Any], options: dict[str, Any], history: list[Any]) -> None:
+def write_card(
+    folder: Path,
+    kind: str,
+    student: Student,
+    target: str,
+    data: dict[str, Any],
+    options: dict[str, Any],
+    history: list[Any],
+) -> None:
     """README.md: what it drafts for, what it was trained on, how well it foresees, and how it was made."""
     best = max(history, key=lambda h: h["block_efficiency"]) if history else None
     parts = [
-        f"# EAGLE-3 head for {target}",
-        f"Drafts for `{target}` and for nothing else. Trained with `headstart train eagle3`; the format is vLLM's speculators.",
+        f"# {student.title} for {target}",
+        f"Drafts for `{target}`. Trained with `headstart train {kind}`; the format is {student.format}.",
+        f'`headstart generate "..." --model {target} --drafter {student.method} --draft-model THIS_FOLDER`',
         "## Data",
         "The target's own answers; no answer of a data set was used.",
         _table(("what", "value"), list(data.items())),

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from headstart.models.heads.eagle import Eagle3Head
 from headstart.models.memory import free_memory
+from headstart.train.student import Student
 
 
 @dataclass(frozen=True)
@@ -16,36 +16,34 @@ class Need:
     """Bytes."""
 
     target: int
-    head: int  # with float32 copies and the optimiser's two
+    student: int  # with float32 copies and the optimiser's two
     step: int  # what a step holds at its fullest
-    free: int  # before the step; target and head lie in memory already
+    free: int  # before the step; target and student lie in memory already
 
     @property
     def total(self) -> int:
-        return self.target + self.head + self.step
+        return self.target + self.student + self.step
 
     def line(self) -> str:
         text = (
-            f"Memory: about {self.total / 1e9:.1f} GB ({self.target / 1e9:.1f} target, {self.head / 1e9:.1f} head and "
+            f"Memory: about {self.total / 1e9:.1f} GB ({self.target / 1e9:.1f} target, {self.student / 1e9:.1f} student and "
             f"optimiser, {self.step / 1e9:.1f} for a step); {self.free / 1e9:.1f} GB are free for the step."
         )
-        return text + (
-            " That may not be enough: lower the batch or the draft vocabulary." if self.step > self.free else ""
-        )
+        return text + (" That may not be enough: lower the batch or the length." if self.step > self.free else "")
 
 
-def estimate(model: Any, head: Eagle3Head, batch: int, length: int, levels: int) -> Need:
-    rows, size = batch * length, head.fc.weight.element_size()
-    learned = sum(p.numel() for p in head.parameters() if p.requires_grad)
-    frozen = sum(p.numel() for p in head.parameters() if not p.requires_grad)
-    spec, config = head.spec, head.config
-    target_logits = rows * spec.vocab_size * size * 2
-    target_states = rows * spec.hidden_size * size * (model.config.get_text_config().num_hidden_layers + 8)
-    draft_logits = rows * spec.draft_vocab_size * (8 + levels * (size + 12))
-    scores = batch * config.num_attention_heads * length**2 * (levels - 1) * config.num_hidden_layers * (2 * size + 4)
-    layers = rows * levels * config.num_hidden_layers * size * (20 * config.hidden_size + 4 * config.intermediate_size)
+def estimate(model: Any, student: Student, batch: int, length: int) -> Need:
+    rows, weights = batch * length, list(student.module.parameters())
+    size = weights[0].element_size()
+    learned = sum(p.numel() for p in weights if p.requires_grad)
+    frozen = sum(p.numel() for p in weights if not p.requires_grad)
+    config = model.config.get_text_config()
+    target_logits = rows * config.vocab_size * size * 2
+    target_states = rows * config.hidden_size * size * (config.num_hidden_layers + 8)
+    kept = 1 if student.recompute else student.levels
+    draft_logits = rows * student.vocab * (8 + kept * (size + 12))
     target = sum(p.numel() * p.element_size() for p in model.parameters())
-    step = max(target_states + target_logits, target_logits // 2 + draft_logits + scores + layers)
+    step = max(target_states + target_logits, target_logits // 2 + draft_logits + student.activations(batch, length))
     return Need(target, learned * (2 * size + 16) + frozen * size, step, free_bytes(model.device))
 
 

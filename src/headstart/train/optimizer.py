@@ -14,13 +14,13 @@ FLOOR = 0.02  # of the learning rate, at the end
 
 
 class Optimizer:
-    """The head computes in its own dtype; steps are taken on float32 copies, so that small ones are not rounded away."""
+    """The student computes in its own dtype; steps are taken on float32 copies, so that small ones are not rounded away."""
 
     def __init__(
-        self, head: torch.nn.Module, rate: float, betas: tuple[float, float], decay: float, clip: float
+        self, module: torch.nn.Module, rate: float, betas: tuple[float, float], decay: float, clip: float
     ) -> None:
         self.rate, self.clip = rate, clip
-        self.weights = {name: p for name, p in head.named_parameters() if p.requires_grad}
+        self.weights = {name: p for name, p in module.named_parameters() if p.requires_grad}
         self.masters = {name: p.detach().float().clone() for name, p in self.weights.items()}
         matrices = [m for m in self.masters.values() if m.dim() > 1]
         vectors = [m for m in self.masters.values() if m.dim() == 1]
@@ -41,7 +41,7 @@ class Optimizer:
         return norm
 
     def publish(self) -> None:
-        """Give the head the weights as they are now."""
+        """Give the student the weights as they are now."""
         with torch.no_grad():
             for name, p in self.weights.items():
                 p.copy_(self.masters[name])

@@ -1,117 +1,31 @@
-"""`train_eagle3(options)`: prompts in, a trained head out. What the command line calls; needs no command line."""
+"""`train(options)`: prompts in, a trained drafter out. What the command line calls; needs no command line."""
 
 from __future__ import annotations
 
 import gc
-import json
 import random
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from headstart.errors import BadInput, ConfigError, HeadstartError
-from headstart.models.heads.eagle import Eagle3Flags, Eagle3Head
-from headstart.models.heads.save import save_eagle3
+from headstart.errors import BadInput, HeadstartError
 from headstart.models.load import Loaded, load, pick_device
 from headstart.progress import note, status
-from headstart.train import checkpoints, eagle3, losses
+from headstart.train import checkpoints, losses
 from headstart.train.data import Answer, Prompt, read_answers, read_prompts, unanswered, write_answers
 from headstart.train.export import write_card
 from headstart.train.loop import Limits, Loop
-from headstart.train.memory import Need, estimate
-from headstart.train.optimizer import Optimizer, check_schedule
+from headstart.train.memory import estimate
+from headstart.train.optimizer import Optimizer
+from headstart.train.options import Options
 from headstart.train.packing import Document, batches, collate, documents, epochs, split
-from headstart.train.target import Teacher, default_taps
+from headstart.train.scores import evaluate
+from headstart.train.student import Student
+from headstart.train.target import Teacher
 
 KV_MEMORY = 16 << 30  # bytes for the engine that writes answers, on a GPU
-CHAIN = 5  # tokens of a chain on held-out text
-
-
-@dataclass(frozen=True)
-class Eagle3Options:
-    """Everything about a run. A folder that has a checkpoint goes on from there, with the same options."""
-
-    target: str
-    out: str
-    prompts: tuple[str, ...] = ()
-    answers: tuple[str, ...] = ()  # files of answers that were written before; with these, no prompts are needed
-    name: str | None = None  # of the target in what is written, where `target` is a folder
-    embeddings: bool = True  # written with the head; without them it is much smaller, and takes the target's
-    # answers
-    max_tokens: int = 512
-    samples: int = 1  # answers to each prompt
-    answer_batch: int = 256  # requests at a time
-    # the head
-    draft_vocab: int = 16384
-    taps: tuple[int, ...] | None = None
-    layers: int = 1
-    intermediate: int | None = None
-    heads: int | None = None
-    norm_before_residual: bool = True
-    norm_before_fc: bool = True
-    fc_norm: bool = False
-    norm_output: bool = True
-    learn_output: bool = True  # the matrix behind the logits; otherwise it stays the target's, and need not be kept
-    # training
-    levels: int = 5
-    loss: str = "kl"
-    decay: float = 0.8  # of the weight of a level's loss, to the next level
-    rate: float | None = None  # None: by the width of the target
-    betas: tuple[float, float] = (0.9, 0.95)
-    weight_decay: float = 0.0
-    clip: float = 0.5
-    noise: float = 0.0
-    warmup: int = 100
-    schedule: str = "cosine"
-    length: int = 1024  # tokens of a packed sequence
-    batch: int = 8  # sequences of a step
-    minutes: float | None = 10.0
-    steps: int | None = None
-    held_out: float = 0.02
-    eval_every: int = 500
-    eval_batches: int = 24
-    save_seconds: float = 120.0
-    seed: int = 0
-    device: str = "auto"
-    dtype: str = "auto"
-
-    def flags(self) -> Eagle3Flags:
-        return Eagle3Flags(self.norm_before_residual, self.norm_before_fc, self.fc_norm, self.norm_output)
-
-    def check(self) -> None:
-        """Say what cannot be before anything is loaded."""
-        losses.find(self.loss)
-        check_schedule(self.schedule)
-        if not self.prompts and not self.answers:
-            raise BadInput("Neither prompts nor answers were given: there is nothing to train on.")
-        if self.norm_before_fc and self.fc_norm:
-            raise ConfigError(
-                "norm_before_fc and fc_norm exclude each other: the format of the result has one of them."
-            )
-        if self.minutes is None and self.steps is None:
-            raise ConfigError("A run needs an end: give minutes or steps.")
-        least = {"levels": 1, "length": 16, "batch": 1, "draft_vocab": 1, "layers": 1, "samples": 1, "max_tokens": 2}
-        for name, low in least.items():
-            if getattr(self, name) < low:
-                raise ConfigError(f"{name}={getattr(self, name)} is not usable: expected at least {low}.")
-
-
-# Options that may change between a run and its continuation
-FREE = {
-    "out",
-    "name",
-    "embeddings",
-    "prompts",
-    "answers",
-    "answer_batch",
-    "minutes",
-    "steps",
-    "eval_every",
-    "eval_batches",
-    "save_seconds",
-}
 
 
 @dataclass(frozen=True)
@@ -130,9 +44,10 @@ class Report:
         return max(self.history, key=lambda h: h["block_efficiency"]) if self.history else None
 
 
-def train_eagle3(options: Eagle3Options) -> Report:
+def train(options: Options) -> Report:
     """Answers, training, export. Stopped anywhere, the same call goes on from there."""
     options.check()
+    options.check_target()
     out = Path(options.out).expanduser()
     prompts = read_prompts(options.prompts) if options.prompts else []
     answers = [a for path in options.answers for a in read_answers(Path(path).expanduser())]
@@ -144,11 +59,11 @@ def train_eagle3(options: Eagle3Options) -> Report:
         return fit(options, target, list({a.id: a for a in answers}.values()), out)
     except torch.OutOfMemoryError as error:
         raise HeadstartError(
-            f"Out of memory: lower batch ({options.batch}), length ({options.length}) or draft_vocab. ({error})"
+            f"Out of memory: lower batch ({options.batch}) or length ({options.length}). ({error})"
         ) from error
 
 
-def answer_prompts(options: Eagle3Options, prompts: list[Prompt], path: Path) -> list[Answer]:
+def answer_prompts(options: Options, prompts: list[Prompt], path: Path) -> list[Answer]:
     """The target's answers, by our engine, in a file that a kill leaves usable."""
     from headstart.llm import LLM
 
@@ -175,50 +90,39 @@ def answer_prompts(options: Eagle3Options, prompts: list[Prompt], path: Path) ->
     return found
 
 
-def fit(options: Eagle3Options, target: Loaded, answers: list[Answer], out: Path) -> Report:
-    """Train on answers, and write the best head to `out`."""
+def fit(options: Options, target: Loaded, answers: list[Answer], out: Path) -> Report:
+    """Train on answers, and write the best weights to `out`."""
     device = target.model.device
     train, held = (documents(part, options.length) for part in split(answers, options.held_out))
     if not train:
         raise BadInput("No answer is left to train on: they are too short, too few, or all of them were held out.")
-    head, teacher = begin(options, target, train, held)
-    say_what_comes(options, target.model, head, train, held)
-    loop = make_loop(options, head, teacher, held, out / "work", device)
+    check_tokens(target, train + held)
+    student = options.begin(target, train)
+    say_what_comes(options, target.model, student, train, held)
+    loop = make_loop(options, target.model, student, held, out / "work")
     loop.resume()
     ended = loop.run(
-        lambda step: epochs(train, options.length, options.batch, options.levels, options.seed, step), device
+        lambda step: epochs(train, options.length, options.batch, student.levels, options.seed, step), device
     )
-    export(options, head, loop, out, {"train": len(train), "held out": len(held)})
+    export(options, target, student, loop, out, {"train": len(train), "held out": len(held)})
     p = loop.progress
     return Report(out, ended, p.step, p.tokens, p.seconds, p.history)
 
 
-def begin(
-    options: Eagle3Options, target: Loaded, train: list[Document], held: list[Document]
-) -> tuple[Eagle3Head, Teacher]:
-    """A head that has learned nothing yet, and its teacher."""
-    model, device = target.model, target.model.device
-    vocab = model.get_input_embeddings().weight.shape[0]
-    if (top := max(max(d.tokens) for d in train + held)) >= vocab:
+def check_tokens(target: Loaded, docs: list[Document]) -> None:
+    vocab = target.model.get_input_embeddings().weight.shape[0]
+    if (top := max(max(d.tokens) for d in docs)) >= vocab:
         raise BadInput(f"The answers have token {top}, but {target.name} has {vocab}: they are another model's.")
-    always = target.eos_ids | (target.tokenizer.special_ids if target.tokenizer else frozenset())
-    choices = eagle3.draft_vocabulary(train, min(options.draft_vocab, vocab), vocab, sorted(always))
-    taps = options.taps or default_taps(model.config.get_text_config().num_hidden_layers)
-    layers = eagle3.layer_config(model.config, options.layers, options.intermediate, options.heads)
-    head = eagle3.make_head(model, layers, options.flags(), taps, choices, options.name or target.name)
-    head.lm_head.weight.requires_grad_(options.learn_output)
-    head = eagle3.place(head, device, model.dtype)
-    return head, Teacher(model, taps, head.targets)
 
 
-def make_loop(
-    options: Eagle3Options, head: Eagle3Head, teacher: Teacher, held: list[Document], folder: Path, device: torch.device
-) -> Loop:
+def make_loop(options: Options, model: Any, student: Student, held: list[Document], folder: Path) -> Loop:
     """The loop, with what a step computes and what is looked at on the way."""
-    how = losses.find(options.loss)
+    how, device = losses.find(options.loss), model.device
+    teacher = Teacher(model, student.taps, student.targets)
     mixed = random.Random(0).sample(held, len(held))  # of all files, where not all of it is looked at
     groups = batches(mixed, options.length, options.batch)[: options.eval_batches]
-    views = [collate(group, options.length, CHAIN) for group in groups]
+    views = [collate(group, options.length, student.chain) for group in groups]
+    rate = options.rate or options.default_rate(model.config.get_text_config().hidden_size)
     limits = Limits(
         options.steps,
         options.minutes,
@@ -228,56 +132,39 @@ def make_loop(
         save_seconds=options.save_seconds,
     )
     return Loop(
-        Optimizer(
-            head, options.rate or default_rate(head.spec.hidden_size), options.betas, options.weight_decay, options.clip
-        ),
-        lambda batch: eagle3.step_losses(head, teacher.teach(batch), batch, options.levels, how, options.noise),
-        eagle3.level_weights(options.levels, options.decay).to(device),
-        (lambda: eagle3.evaluate(head, teacher, views, how, device)) if views else None,
+        Optimizer(student.module, rate, options.betas, options.weight_decay, options.clip),
+        lambda batch: losses.step_losses(student, teacher.teach(batch), batch, how),
+        losses.level_weights(student.levels, student.decay).to(device),
+        (lambda: evaluate(student, teacher, views, how, device)) if views else None,
         limits,
         folder,
-        fingerprint(options),
+        options.fingerprint(),
     )
 
 
-def default_rate(hidden_size: int) -> float:
-    """Wide heads need smaller steps: 1e-3 at a width of 576, 1.5e-4 at 4096."""
-    return min(1e-3, 0.6 / hidden_size)
-
-
-def fingerprint(options: Eagle3Options) -> str:
-    return json.dumps({k: v for k, v in asdict(options).items() if k not in FREE}, sort_keys=True)
-
-
-def say_what_comes(
-    options: Eagle3Options, model: Any, head: Eagle3Head, train: list[Document], held: list[Document]
-) -> None:
+def say_what_comes(options: Options, model: Any, student: Student, train: list[Document], held: list[Document]) -> None:
     tokens = sum(len(d.tokens) for d in train)
-    used = [t for d in train for t in d.tokens[d.answer :]]
-    known = set(range(head.spec.vocab_size) if head.targets is None else head.targets.tolist())
-    learned = sum(p.numel() for p in head.parameters() if p.requires_grad)
+    learned = sum(p.numel() for p in student.module.parameters() if p.requires_grad)
     note(
         f"{len(train)} answers with {tokens:,} tokens to train on, {len(held)} held out; "
-        f"{learned / 1e6:.1f} million weights to train, the draft vocabulary of "
-        f"{head.spec.draft_vocab_size} tokens covers {100 * sum(t in known for t in used) / len(used):.2f}% of the answers."
+        f"{learned / 1e6:.1f} million weights to train."
     )
-    need: Need = estimate(model, head, options.batch, options.length, options.levels)
-    note(need.line())
+    note(estimate(model, student, options.batch, options.length).line())
 
 
-def export(options: Eagle3Options, head: Eagle3Head, loop: Loop, out: Path, counts: dict[str, int]) -> None:
+def export(options: Options, target: Loaded, student: Student, loop: Loop, out: Path, counts: dict[str, int]) -> None:
     """The best weights, or the last ones where nothing was held out."""
-    name = head.spec.target or options.target
+    name = options.target_name(target)
     with status(f"Writing {out}"):
         if loop.best.exists():
             best = checkpoints.load(loop.best)["masters"]
             with torch.no_grad():
                 for key, p in loop.optimizer.weights.items():
                     p.copy_(best[key])
-        save_eagle3(head, out, name, CHAIN, options.embeddings)
+        student.save(out, name)
         data = {"prompts": ", ".join(Path(p).name for p in (*options.prompts, *options.answers))} | counts
         data |= {"tokens trained on": f"{loop.progress.tokens:,}", "steps": loop.progress.step}
         shown = {
             f.name: getattr(options, f.name) for f in fields(options) if f.name not in ("prompts", "answers", "out")
         }
-        write_card(out, name, data, shown, loop.progress.history)
+        write_card(out, options.kind, student, name, data, shown, loop.progress.history)

@@ -1,14 +1,18 @@
-"""What held-out text says about a head: agreement with the target, and the tokens per step that a greedy chain would get."""
+"""What held-out text says about a student: agreement with the target, and the tokens per step that a greedy chain would get."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
+from headstart.train.losses import Loss
 from headstart.train.packing import Batch, Place
+from headstart.train.student import Student
+from headstart.train.target import Teacher
 
 
 @dataclass(frozen=True)
@@ -21,7 +25,7 @@ class Scores:
     """
 
     loss: list[float]
-    agreement: list[float]  # head's first choice == target's first choice, whatever came before
+    agreement: list[float]  # the student's first choice == target's first choice, whatever came before
     chained: list[float]  # the same, where all earlier levels were right
     estimate: float
     block_efficiency: float
@@ -102,3 +106,27 @@ def _steps(place: Place, lengths: np.ndarray) -> int:
         have += 1 + int(lengths[place.start + place.answer + have - 2])
         steps += 1
     return steps
+
+
+@torch.no_grad()
+def evaluate(student: Student, teacher: Teacher, groups: Sequence[Batch], loss: Loss, device: torch.device) -> Scores:
+    """Losses and agreement by level, and tokens per step of a greedy chain as long as the batches have levels.
+
+    Drafts are read along the text. That is exact for chains: as long as a draft is right, its tokens are those of the text, and
+    what it would have said behind a wrong one does not count.
+    """
+    tally = Tally(len(groups[0].levels), any(p.greedy for batch in groups for p in batch.where))
+    for cpu_batch in groups:
+        batch = cpu_batch.to(device)
+        lesson = teacher.teach(batch)
+        for level, state in enumerate(student.states(lesson.features, batch, tally.levels)):
+            places = batch.levels[level][1]
+            logits = student.logits(level, state).float()
+            guess = student.guesses(logits)
+            losses = loss(logits.log_softmax(-1), lesson.log_probs[places])
+            text = batch.tokens.flatten()[batch.asked[places] + 1]
+            tally.add(
+                cpu_batch, level, losses.sum().item(), (guess == lesson.best[places]).cpu(), (guess == text).cpu()
+            )
+        tally.walk(cpu_batch)
+    return tally.scores()

@@ -24,7 +24,7 @@ class MedusaHead(Head):
     def __init__(self, spec: HeadSpec, blocks: int, bias: bool = True) -> None:
         super().__init__()
         assert spec.max_depth is not None
-        self.spec = spec
+        self.spec, self.blocks = spec, blocks
         self.heads = nn.ModuleList(self._level(blocks, bias) for _ in range(spec.max_depth))
 
     def _level(self, blocks: int, bias: bool) -> nn.Sequential:

@@ -30,7 +30,7 @@ class MlpHead(Head):
     def __init__(self, spec: HeadSpec, inner: int, scale_input: bool) -> None:
         super().__init__()
         assert spec.max_depth is not None
-        self.spec, self.scale_input = spec, scale_input
+        self.spec, self.inner, self.scale_input = spec, inner, scale_input
         depth, vocab = spec.max_depth, spec.draft_vocab_size
         self.emb = nn.ModuleList(nn.Embedding(spec.vocab_size, inner) for _ in range(depth))
         self.proj = nn.ModuleList(nn.Linear(inner if i else spec.hidden_size, inner, bias=False) for i in range(depth))
@@ -38,6 +38,17 @@ class MlpHead(Head):
         self.head = nn.ModuleList(nn.Linear(inner, vocab, bias=False) for _ in range(depth))
         state_weight = 0.5 ** (0.5 / depth)  # of the state, so that it is halved over all levels
         self.token_weight = math.sqrt((1 - state_weight**2) * (inner / 2)) / state_weight
+
+    def tie(self) -> None:
+        """Let all levels share their weights. The first projection stays its own, since it reads the target's width."""
+        for parts, first in ((self.emb, 0), (self.ln, 0), (self.head, 0), (self.proj, 1)):
+            for i in range(first + 1, len(parts)):
+                parts[i] = parts[first]
+
+    @property
+    def tied(self) -> bool:
+        first = [next(level.parameters()).data_ptr() for level in self.emb]
+        return len(first) > 1 and first[0] == first[1]
 
     def begin(self, features: torch.Tensor) -> torch.Tensor:
         return scaled(features) / math.sqrt(2) if self.scale_input else features
