@@ -5,10 +5,11 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
-from headstart.core import Reading, Tree
+from headstart.core import Batch, Reading, Segment, Tree
 from headstart.drafters import Needs
 from headstart.drafters.heads import HeadDrafter
 from headstart.errors import ConfigError
@@ -111,6 +112,50 @@ def test_a_chain_is_that_of_the_whole_text(options: dict) -> None:
     assert len(seen) > 30
     for tokens, draft in seen[::3]:
         assert draft.tokens == expected_chain(head, model, tokens, len(draft)), len(tokens)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"norm_before_residual": True, "norm_output": True}, {"fc_norm": True, "draft_vocab": 60}], ids=str
+)
+def test_a_chain_through_loops_is_the_same(options: dict, monkeypatch) -> None:
+    """With products as they are, so that nothing but rounding differs."""
+    from headstart.models import quantized
+    from headstart.models.heads.looped import LoopedEagle3, shrink
+    from headstart.models.lean import Product
+
+    monkeypatch.setattr(quantized, "eight_bits", lambda weight: Product)
+    monkeypatch.setattr(quantized, "GROUP", 8)
+    plain, model = eagle(**options), tiny.model()
+    head = shrink(eagle(**options))
+    assert isinstance(head, LoopedEagle3)
+    e = engine(tiny.model(), CHAIN, head=head, max_batch_tokens=20, share_prefixes=False)
+    seen, rs = watched(e), asked(3)
+    assert run(e, rs, arrivals=1) == plain_texts(rs)
+    assert len(seen) > 20
+    for tokens, draft in seen[::3]:
+        assert draft.tokens == expected_chain(plain, model, tokens, len(draft)), len(tokens)
+
+
+def test_eight_bits_change_a_head_a_little(monkeypatch) -> None:
+    from headstart.models import quantized
+    from headstart.models.attention import Context
+    from headstart.models.heads.looped import LoopedEagle3, shrink
+
+    monkeypatch.setattr(quantized, "eight_bits", lambda weight: quantized.Int8Product)
+    monkeypatch.setattr(quantized, "GROUP", 16)
+    plain, head = eagle(head_dim=16), shrink(eagle(head_dim=16))
+    assert isinstance(head, LoopedEagle3) and head.targets is None and head.shapes == plain.shapes
+    e = engine(tiny.model(), CHAIN, head=head)
+    drafter = e.drafting.drafters["eagle3"]
+    batch = Batch(np.zeros(5, np.int64), np.arange(5), [Segment(0, 5, 0, np.arange(5))], np.empty(0, np.int64))
+    features, tokens = torch.randn(5, 3 * plain.spec.hidden_size), torch.arange(5)
+    found = []
+    for own in (plain, head):
+        context = Context(batch, drafter.keys, drafter.values, torch.device("cpu"))
+        with torch.inference_mode():
+            found.append(own.logits(0, own.advance(0, own.begin(features), tokens, tokens, context)))
+    error = float((found[0] - found[1]).norm() / found[0].norm())
+    assert 0 < error < 0.1, error
 
 
 def test_chains_after_preemption_are_the_same(capsys) -> None:

@@ -399,9 +399,9 @@ def _load_head(config: SpeculativeConfig, target: Loaded) -> Head:
     """The checkpoint that the config names, checked against its target before a weight is read."""
     import torch
 
-    from headstart.models import quantized
     from headstart.models.builtin import hub_id
     from headstart.models.heads.load import TargetFacts, load_head
+    from headstart.models.heads.looped import shrink
     from headstart.models.load import pick_dtype
 
     if not hasattr(target.model, "config"):
@@ -416,7 +416,7 @@ def _load_head(config: SpeculativeConfig, target: Loaded) -> Head:
     if method != config.method:
         raise ConfigError(f"{path} holds a head of another kind: use method {method!r}.")
     if config.draft_dtype == "auto" and model.device.type == "cpu" and dtype == torch.float32:
-        quantized.shrink(head)
+        return shrink(head)
     return head
 
 

@@ -36,6 +36,7 @@ class Product:
         self.outputs, self.inputs = weight.shape
         self.weight, self.bias = weight, bias
         self.packed: torch.Tensor | None = None
+        self.team: Any = None  # that computes products of a few rows, where it is there and at work
 
     @functools.cached_property
     def across(self) -> torch.Tensor:
@@ -46,6 +47,9 @@ class Product:
         self.packed = torch.ops.mkldnn._reorder_linear_weight(self.weight.detach(), None)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        if self.team is not None and 1 < len(x) <= self.team.most_rows:
+            out = self.team.product(x, self.weight)
+            return out if self.bias is None else out.add_(self.bias)
         if self.packed is None or x.numel() == self.inputs:  # one row
             return torch.mm(x, self.across) if self.bias is None else torch.addmm(self.bias, x, self.across)
         return _packed_product(x, self.packed, self.bias, "none", [], "")

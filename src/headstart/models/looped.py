@@ -6,7 +6,9 @@ lean forward as it is.
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -17,11 +19,12 @@ import torch
 
 from headstart.core import Segment
 from headstart.models.attention import Attends, Context, segment_mask
-from headstart.models.lean import LeanModel
+from headstart.models.lean import LeanModel, Product
 from headstart.progress import note, status
 
 MOST_ROWS = 64  # above, the lean forward
 MOST_SCORES = 3072  # rows x slots of one request, above which torch's attention on all cores is faster
+MIN_OUTPUTS = 4  # of a product by a team
 CHANGING = ("dynamic", "longrope")  # kinds of rotation whose angles depend on the length of the text
 
 
@@ -40,6 +43,31 @@ def load_loops() -> Any:
         why = (str(error).splitlines() or [type(error).__name__])[0]
         note(f"numba cannot compile loops here, so steps on this CPU are slower: {why}")
         return None
+
+
+@functools.cache
+def load_team() -> Any:
+    """The module of products by a team, or None where that cannot be."""
+    if load_loops() is None or os.name != "posix":
+        return None
+    try:
+        with status("Preparing loops for this CPU"):
+            from headstart.models import team
+
+            return team
+    except Exception as error:
+        note(f"numba cannot compile products here, so drafts cost more on this CPU: {error}")
+        return None
+
+
+def _is_plain(product: Product) -> bool:
+    weight = product.weight
+    return (
+        type(product) is Product
+        and weight.dtype == torch.float32
+        and weight.is_contiguous()
+        and product.outputs >= MIN_OUTPUTS
+    )
 
 
 def available() -> bool:
@@ -84,14 +112,44 @@ class Room:
         return Room(self.x[:rows], self.h[:rows], self.act[:rows], self.out[:rows])
 
 
+class Reads:
+    """What attention through loops needs to know of a network, and the room that it works in."""
+
+    def __init__(self, num_heads: int, num_kv: int, head_dim: int, scale: float) -> None:
+        self.loops = load_loops()
+        self.num_heads, self.num_kv, self.head_dim, self.scale = num_heads, num_kv, head_dim, scale
+        self._pool: list[torch.Tensor] = []
+        self._arrays: list[tuple[np.ndarray, np.ndarray]] = []
+        self._scores = self._block = np.empty((0, 0), np.float32)
+
+    def arrays(self, context: Context) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Keys and values of each layer."""
+        if self._pool is not context.keys:
+            self._pool = context.keys
+            self._arrays = [(k.numpy(), v.numpy()) for k, v in zip(context.keys, context.values, strict=True)]
+        return self._arrays
+
+    def scratch(self, rows: int, slots: int) -> tuple[np.ndarray, np.ndarray]:
+        """Room for `rows` query rows, and for their scores over `slots`."""
+        rows = -(-rows // self.loops.ROWS) * self.loops.ROWS
+        if rows > len(self._block):
+            self._block = np.zeros((rows, self.head_dim), np.float32)
+        if rows > self._scores.shape[0] or slots > self._scores.shape[1]:
+            most = max(rows, self._scores.shape[0]), max(slots, self._scores.shape[1])
+            self._scores = np.empty(most, np.float32)
+        return self._block, self._scores
+
+    def release(self) -> None:
+        """Let go of the pool."""
+        self._pool, self._arrays = [], []
+
+
 class LoopedModel(LeanModel):
     def __init__(self, model: Any) -> None:
         super().__init__(model)
         self.loops = load_loops()
+        self.reads = Reads(self.num_heads, self.num_kv, self.head_dim, self.scale)
         self._rooms: dict[int, Room] = {}
-        self._pool: list[torch.Tensor] = []
-        self._arrays: list[tuple[np.ndarray, np.ndarray]] = []
-        self._scores = self._block = np.empty((0, 0), np.float32)
         self._cos = self._sin = np.empty((0, 0), np.float32)
 
     def __call__(
@@ -105,11 +163,24 @@ class LoopedModel(LeanModel):
     ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
         if len(tokens) > MOST_ROWS or not isinstance(context, Context):
             return super().__call__(tokens, positions, context, rows, taps, layers)
+        team = self._team if len(tokens) > 1 else None
+        with team.at_work() if team and len(tokens) <= team.most_rows else contextlib.nullcontext():
+            return self._few(tokens, positions, context, rows, taps, layers)
+
+    def _few(
+        self,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        context: Context,
+        rows: torch.Tensor,
+        taps: tuple[int, ...],
+        layers: int | None,
+    ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
         room = self._room(len(tokens))
         torch.index_select(self.embed.weight, 0, tokens, out=room.x)
         cos, sin = self._angles(positions)
         hidden = {0: room.x.clone()} if 0 in taps else {}
-        reader = _Reader(self, context, room)
+        reader = Reader(self.reads, context, room.out)
         self.loops.norm(room.x_, self._layers[0].norm_in, self.eps, room.h_)
         blocks = list(zip(self.blocks, self._layers, strict=True))[:layers]
         for i, (block, own) in enumerate(blocks):
@@ -124,6 +195,16 @@ class LoopedModel(LeanModel):
             if i + 1 in taps:  # the last as transformers reports it: after the final norm
                 hidden[i + 1] = room.h.clone() if last else room.x.clone()
         return self.head(room.h if len(rows) == len(tokens) else room.h[rows]), hidden
+
+    @functools.cached_property
+    def _team(self) -> Any:
+        """Threads for products of two to eight rows; None where torch computes them, as with weights of 8 or 4 bits."""
+        if not all(_is_plain(p) for p in self.products) or (made := load_team()) is None:
+            return None
+        team = made.Team(torch.get_num_threads())
+        for product in self.products:
+            product.team = team
+        return team
 
     @functools.cached_property  # not before the weights are where they stay
     def _layers(self) -> list[_Layer]:
@@ -146,7 +227,7 @@ class LoopedModel(LeanModel):
 
     def release(self) -> None:
         """Let go of the pool."""
-        self._pool, self._arrays = [], []
+        self.reads.release()
 
     def _angles(self, positions: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
         """cos and sin for each row, from a table that grows with the longest text."""
@@ -161,23 +242,6 @@ class LoopedModel(LeanModel):
         cos, sin = self.rotary(self.norm, positions[None])
         assert cos.shape[-1] == self.head_dim, "a rotation of a part of each head"
         return cos[0].numpy(), sin[0].numpy()
-
-    def arrays(self, context: Context) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Keys and values of each layer."""
-        if self._pool is not context.keys:
-            self._pool = context.keys
-            self._arrays = [(k.numpy(), v.numpy()) for k, v in zip(context.keys, context.values, strict=True)]
-        return self._arrays
-
-    def scratch(self, rows: int, slots: int) -> tuple[np.ndarray, np.ndarray]:
-        """Room for `rows` query rows, and for their scores over `slots`."""
-        rows = -(-rows // self.loops.ROWS) * self.loops.ROWS
-        if rows > len(self._block):
-            self._block = np.zeros((rows, self.head_dim), np.float32)
-        if rows > self._scores.shape[0] or slots > self._scores.shape[1]:
-            most = max(rows, self._scores.shape[0]), max(slots, self._scores.shape[1])
-            self._scores = np.empty(most, np.float32)
-        return self._block, self._scores
 
 
 @dataclass
@@ -195,28 +259,28 @@ class _Layer:
         return _Layer(block.norm_in.detach().numpy(), block.norm_mlp.detach().numpy(), both)
 
 
-class _Reader:
-    """How one forward reads and writes the pool, in each layer."""
+class Reader:
+    """How one forward reads and writes the pool, in each layer. `out` (T, heads · D): where it puts what it finds."""
 
-    def __init__(self, model: LoopedModel, context: Context, room: Room) -> None:
-        self.model, self.context, self.room = model, context, room
+    def __init__(self, reads: Reads, context: Context, out: torch.Tensor) -> None:
+        self.reads, self.context, self.out, self._out = reads, context, out, out.numpy()
         self.write = context.write.numpy().view(np.uint64)
-        self.pools = model.arrays(context)
+        self.pools = reads.arrays(context)
         self._readings: dict[int | None, Reading] = {}
         self._few = all(s.num_new * len(s.slots) <= MOST_SCORES for s in context.segments)
 
     def read(self, layer: int, heads: np.ndarray, window: int | None) -> torch.Tensor:
         """What the query heads find; new keys and values are in the pool already."""
-        model = self.model
+        reads = self.reads
         if not self._few:
-            query = torch.from_numpy(heads[:, : model.num_heads])
-            return self.context.read(layer, query, model.scale, window).reshape(len(heads), -1)
+            query = torch.from_numpy(heads[:, : reads.num_heads])
+            return self.context.read(layer, query, reads.scale, window).reshape(len(heads), -1)
         if window not in self._readings:
-            self._readings[window] = Reading.of(self.context.segments, window, model.loops.LANES)
+            self._readings[window] = Reading.of(self.context.segments, window, reads.loops.LANES)
         r = self._readings[window]
-        scratch = model.scratch(r.most_rows * model.num_heads // model.num_kv, r.most_slots)
-        model.loops.attend(
-            heads, model.num_heads, *self.pools[layer], r.pieces, r.slots, r.visible, model.scale,
-            *scratch, self.room.out_,
+        scratch = reads.scratch(r.most_rows * reads.num_heads // reads.num_kv, r.most_slots)
+        reads.loops.attend(
+            heads, reads.num_heads, *self.pools[layer], r.pieces, r.slots, r.visible, reads.scale,
+            *scratch, self._out,
         )  # fmt: skip
-        return self.room.out
+        return self.out

@@ -111,7 +111,7 @@ def quantize(model: Any, lean: LeanModel | None, kind: str) -> None:
         raise ConfigError(
             f"quantize='int4' needs rows of a multiple of {GROUP} weights; this model has {uneven}: use int8."
         )
-    eight = Int8Product if uneven else _eight_bits(lean.blocks[0].gate_up.weight)
+    eight = Int8Product if uneven else eight_bits(lean.blocks[0].gate_up.weight)
     make = Int4Product if kind == "int4" else eight
     for block in lean.blocks:
         for name in ("qkv", "out", "gate_up", "down"):
@@ -143,7 +143,7 @@ def shrink(network: torch.nn.Module) -> None:
     linears = [m for m in network.modules() if isinstance(m, torch.nn.Linear) and m.in_features % GROUP == 0]
     if not linears:
         return
-    make = _eight_bits(max(linears, key=lambda m: m.weight.numel()).weight[:4096])
+    make = eight_bits(max(linears, key=lambda m: m.weight.numel()).weight[:4096])
     for parent in list(network.modules()):
         for name, child in list(parent.named_children()):
             if child in linears:
@@ -151,7 +151,7 @@ def shrink(network: torch.nn.Module) -> None:
                 setattr(parent, name, SmallLinear(make(child.weight.detach(), bias)))
 
 
-def _eight_bits(weight: torch.Tensor) -> type[Product]:
+def eight_bits(weight: torch.Tensor) -> type[Product]:
     """The second of two where it is clearly faster for one row, measured on one block."""
     plain, twice = race([Int8Product(weight), TwiceInt4Product(weight)], torch.zeros(1, weight.shape[1]))
     return TwiceInt4Product if twice < 0.7 * plain else Int8Product

@@ -1,0 +1,109 @@
+"""An EAGLE-3 head on CPUs: its small operations as compiled loops, its products with weights of 8 bits.
+
+torch spends most of a level's time on starting operations, of which a level has fifty. Drafts change a little with the 8 bits,
+the text not at all.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from headstart.models import quantized
+from headstart.models.attention import Attends, Context
+from headstart.models.heads import Head
+from headstart.models.heads.eagle import Eagle3Head
+from headstart.models.lean import Product
+from headstart.models.looped import Reader, Reads, available
+
+NO_GAINS = np.empty((0, 1), np.float32)
+
+
+def shrink(head: Head) -> Head:
+    """8 bits for a head in float32 on a CPU; and loops, where it is of a kind that they know."""
+    fits = isinstance(head, Eagle3Head) and type(head) is Eagle3Head and len(head.layers) == 1
+    if fits and available() and _is_plain(head):
+        return LoopedEagle3(head)  # type: ignore[arg-type]
+    quantized.shrink(head)
+    return head
+
+
+def _is_plain(head: Any) -> bool:
+    layer = head.layers[0]
+    even = all(p.shape[1] % quantized.GROUP == 0 for p in head.parameters() if p.ndim == 2)
+    return even and not hasattr(layer.self_attn, "q_norm") and layer.mlp.gate_proj.bias is None
+
+
+class LoopedEagle3(Head):
+    """The same network, of one layer."""
+
+    def __init__(self, head: Eagle3Head) -> None:
+        super().__init__()
+        self.inner, self.spec, self.eps = head, head.spec, head.config.rms_norm_eps
+        layer = head.layers[0]
+        attention, mlp = layer.self_attn, layer.mlp
+        parts = (attention.q_proj, attention.k_proj, attention.v_proj)
+        bias = None if attention.q_proj.bias is None else torch.cat([p.bias for p in parts])
+        make = quantized.eight_bits(head.lm_head.weight[:4096].detach())
+
+        def product(*weights: torch.Tensor, bias: torch.Tensor | None = None) -> Product:
+            return make(torch.cat(weights).detach(), bias)
+
+        self.fc, self.lm_head = product(head.fc.weight), product(head.lm_head.weight)
+        self.qkv = product(*(p.weight for p in parts), bias=bias)
+        self.out = product(attention.o_proj.weight, bias=attention.o_proj.bias)
+        self.gate_up, self.down = product(mlp.gate_proj.weight, mlp.up_proj.weight), product(mlp.down_proj.weight)
+        self.shapes = head.shapes
+        self.targets = head.targets
+        heads, kv = head.config.num_attention_heads, head.config.num_key_value_heads
+        self.reads = Reads(heads, kv, attention.dim, attention.dim**-0.5)
+        self.loops = self.reads.loops
+        norms = (layer.input_layernorm, layer.hidden_norm, layer.post_attention_layernorm, head.norm)
+        self.gains = [n.weight.detach().numpy() for n in norms]
+        for linear in (m for m in head.modules() if isinstance(m, torch.nn.Linear)):
+            linear.weight.data = linear.weight.data.new_empty(0)
+
+    def begin(self, features: torch.Tensor) -> torch.Tensor:
+        flags, inner = self.inner.flags, self.inner
+        if flags.norm_before_fc:
+            features = inner.input_norm(features)
+        if flags.fc_norm:
+            parts = features.split(self.spec.hidden_size, -1)
+            features = torch.cat([norm(part) for norm, part in zip(inner.fc_norm, parts, strict=True)], -1)
+        return self.fc(features)
+
+    def advance(
+        self, level: int, state: torch.Tensor, tokens: torch.Tensor, positions: torch.Tensor, context: Attends | None
+    ) -> torch.Tensor:
+        assert isinstance(context, Context)
+        loops, eps, flags = self.loops, self.eps, self.inner.flags
+        of_token, of_state, of_mlp, of_last = self.gains
+        size = state.shape[1]
+        embedded = torch.index_select(self.inner.embed_tokens.weight, 0, tokens)
+        both, normed, x = (
+            np.empty((len(tokens), 2 * size), np.float32),
+            np.empty(state.shape, np.float32),
+            state.numpy(),
+        )
+        loops.norm(embedded.numpy(), of_token, eps, normed)
+        both[:, :size] = normed
+        loops.norm(x, of_state, eps, normed)
+        both[:, size:] = normed
+        rest = normed if flags.norm_before_residual else x.copy()
+        cos, sin = (a[:, 0].numpy() for a in self.inner.angles(positions, state))
+        found = torch.empty(len(tokens), self.reads.num_heads * self.reads.head_dim)
+        reader = Reader(self.reads, context, found)
+        heads = self.qkv(torch.from_numpy(both)).numpy().reshape(len(tokens), -1, self.reads.head_dim)
+        loops.rotate(heads, self.reads.num_heads, NO_GAINS, eps, cos, sin, *reader.pools[0], reader.write)
+        mixed = self.out(reader.read(0, heads, None))
+        h = np.empty_like(rest)
+        loops.add_norm(rest, mixed.numpy(), of_mlp, eps, h)
+        act = np.empty((len(tokens), self.down.inputs), np.float32)
+        loops.gate(self.gate_up(torch.from_numpy(h)).numpy(), act)
+        loops.add_norm(rest, self.down(torch.from_numpy(act)).numpy(), of_last, eps, h)
+        return torch.from_numpy(h if flags.norm_output else rest)
+
+    def logits(self, level: int, state: torch.Tensor) -> torch.Tensor:
+        return self.lm_head(state if self.inner.flags.norm_output else self.inner.norm(state))
