@@ -24,7 +24,6 @@ from headstart.progress import note, status
 
 MOST_ROWS = 64  # above, the lean forward
 MOST_SCORES = 3072  # rows x slots of one request, above which torch's attention on all cores is faster
-MIN_OUTPUTS = 4  # of a product by a team
 CHANGING = ("dynamic", "longrope")  # kinds of rotation whose angles depend on the length of the text
 
 
@@ -62,12 +61,7 @@ def load_team() -> Any:
 
 def _is_plain(product: Product) -> bool:
     weight = product.weight
-    return (
-        type(product) is Product
-        and weight.dtype == torch.float32
-        and weight.is_contiguous()
-        and product.outputs >= MIN_OUTPUTS
-    )
+    return type(product) is Product and weight.dtype == torch.float32 and weight.is_contiguous()
 
 
 def available() -> bool:
@@ -163,7 +157,7 @@ class LoopedModel(LeanModel):
     ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
         if len(tokens) > MOST_ROWS or not isinstance(context, Context):
             return super().__call__(tokens, positions, context, rows, taps, layers)
-        team = self._team if len(tokens) > 1 else None
+        team = self._team
         with team.at_work() if team and len(tokens) <= team.most_rows else contextlib.nullcontext():
             return self._few(tokens, positions, context, rows, taps, layers)
 
@@ -198,7 +192,7 @@ class LoopedModel(LeanModel):
 
     @functools.cached_property
     def _team(self) -> Any:
-        """Threads for products of two to eight rows; None where torch computes them, as with weights of 8 or 4 bits."""
+        """Threads for products of a few rows; None where torch computes them, as with weights of 8 or 4 bits."""
         if not all(_is_plain(p) for p in self.products) or (made := load_team()) is None:
             return None
         team = made.Team(torch.get_num_threads())

@@ -1,9 +1,9 @@
-"""Products of two to eight rows on CPUs, by threads that wait for each other in the loop.
+"""Products of a few rows on CPUs, by threads that wait for each other in the loop.
 
-A product of one row takes the time of reading its weights, and torch's does. For two rows torch takes twice that, and
-oneDNN nearly as much. Read once and used for all rows, the weights cost little more than for one. Each thread has its share
-of the outputs. Between the products of one forward the helpers spin, since waking a thread takes as long as a small product;
-where others need the cores, they step aside.
+Such a product takes the time of reading its weights; what is computed with them in between is nearly free. torch's take twice
+as long for two rows as for one. Here weights are read once, in the order in which they lie, and used for all rows; each thread
+has its share of the outputs. Between the products of one forward the helpers spin, since waking a thread takes as long as a
+small product; where others need the cores, they step aside.
 
 The threads are not OpenMP's: a second runtime beside torch's would slow down the products that stay with torch.
 """
@@ -25,7 +25,7 @@ from numba.extending import intrinsic
 
 from headstart.models.loops import FAST, F
 
-OUTPUTS = 4  # of a tile
+ROWS = 4  # that share one reading of the weights
 SPINS = 2000  # looks before a waiting thread steps aside
 LINE = 16  # numbers in a cache line, or two
 GENERATION, STOP, TASK, DONE = (
@@ -71,44 +71,61 @@ def _tell(typing: Any, address: Any, value: Any) -> Any:
 _step_aside = types.ExternalFunction("sched_yield", types.int32())
 
 
-# ------------------------------------------------------------------ tiles
-def _tile(rows: int) -> Any:
-    """out[r + i, n + j] = x[r + i] · w[n + j] for so many rows i and OUTPUTS outputs j, written out so that all sums stay in
-    registers: for two rows and outputs, x0 = x[r], ..., s00 += a0 * b0, ..., out[r, n] = s00."""
-    each, outputs = range(rows), range(OUTPUTS)
-    pairs = [(i, j) for i in each for j in outputs]
-    lines = ["def tile(x, w, out, r, n):"]
-    lines += [f"    x{i} = x[r + {i}]" for i in each] + [f"    w{j} = w[n + {j}]" for j in outputs]
-    lines += [f"    s{i}{j} = F(0)" for i, j in pairs]
-    lines += ["    for k in range(len(x0)):"]
-    lines += [f"        a{i} = x{i}[k]" for i in each] + [f"        b{j} = w{j}[k]" for j in outputs]
-    lines += [f"        s{i}{j} += a{i} * b{j}" for i, j in pairs]
-    lines += [f"    out[r + {i}, n + {j}] = s{i}{j}" for i, j in pairs]
-    names: dict[str, Any] = {"F": F}
-    exec("\n".join(lines), names)
-    return numba.njit(names["tile"], fastmath=FAST, error_model="numpy")
+# ------------------------------------------------------------------ one row of weights, with one to four rows of x
+@numba.njit(fastmath=FAST, error_model="numpy")
+def _one(x: Any, w: Any, out: Any, n: Any) -> None:
+    a, row, s = x[0], w[n], F(0)
+    for k in range(len(row)):
+        s += a[k] * row[k]
+    out[0, n] = s
 
 
-_one, _two, _three, _four = (_tile(rows) for rows in (1, 2, 3, 4))
+@numba.njit(fastmath=FAST, error_model="numpy")
+def _two(x: Any, w: Any, out: Any, n: Any) -> None:
+    a, b, row = x[0], x[1], w[n]
+    s, t = F(0), F(0)
+    for k in range(len(row)):
+        s += a[k] * row[k]
+        t += b[k] * row[k]
+    out[0, n], out[1, n] = s, t
+
+
+@numba.njit(fastmath=FAST, error_model="numpy")
+def _three(x: Any, w: Any, out: Any, n: Any) -> None:
+    a, b, c, row = x[0], x[1], x[2], w[n]
+    s, t, u = F(0), F(0), F(0)
+    for k in range(len(row)):
+        s += a[k] * row[k]
+        t += b[k] * row[k]
+        u += c[k] * row[k]
+    out[0, n], out[1, n], out[2, n] = s, t, u
+
+
+@numba.njit(fastmath=FAST, error_model="numpy")
+def _four(x: Any, w: Any, out: Any, n: Any) -> None:
+    a, b, c, d, row = x[0], x[1], x[2], x[3], w[n]
+    s, t, u, v = F(0), F(0), F(0), F(0)
+    for k in range(len(row)):
+        s += a[k] * row[k]
+        t += b[k] * row[k]
+        u += c[k] * row[k]
+        v += d[k] * row[k]
+    out[0, n], out[1, n], out[2, n], out[3, n] = s, t, u, v
 
 
 @numba.njit(error_model="numpy")
 def _share(x: Any, w: Any, out: Any, me: Any, count: Any) -> None:
-    """The outputs of one thread; a last tile that would reach beyond the end begins before it."""
-    outputs, rows = w.shape[0], x.shape[0]
-    each = (outputs // OUTPUTS + count - 1) // count * OUTPUTS
-    stop = outputs if me == count - 1 else min(outputs, (me + 1) * each)
-    for start in range(me * each, stop, OUTPUTS):
-        n, r = min(start, outputs - OUTPUTS), 0
-        while rows - r >= 4:
-            _four(x, w, out, r, n)
-            r += 4
-        if rows - r == 3:
-            _three(x, w, out, r, n)
-        elif rows - r == 2:
-            _two(x, w, out, r, n)
-        elif rows - r == 1:
-            _one(x, w, out, r, n)
+    """The outputs of one thread. Weights are read once, in the order in which they lie: the memory is fastest then."""
+    rows, outputs = x.shape[0], w.shape[0]
+    for n in range(me * outputs // count, (me + 1) * outputs // count):
+        if rows == 1:
+            _one(x, w, out, n)
+        elif rows == 2:
+            _two(x, w, out, n)
+        elif rows == 3:
+            _three(x, w, out, n)
+        else:
+            _four(x, w, out, n)
 
 
 @numba.njit(error_model="numpy")
@@ -162,10 +179,10 @@ def lead(board: Any, count: Any, x: Any, w: Any, out: Any, rows: Any, outputs: A
 class Team:
     """So many threads, the caller's among them. Between forwards the helpers sleep; they end with the team."""
 
-    most_rows = 8
+    most_rows = 2 * ROWS  # weights are read twice then, which still takes less time than torch's product
 
     def __init__(self, count: int) -> None:
-        self.count = count
+        self.count, self.working = count, False
         self._board = np.zeros(DONE + LINE * count, np.int64)
         self._board[STOP] = 1
         self._address = self._board.ctypes.data
@@ -182,17 +199,21 @@ class Team:
         self._board[STOP] = 0
         for wake in self._wake:
             wake.set()
+        self.working = True
         try:
             yield
         finally:
+            self.working = False
             self._board[STOP] = 1
 
     def product(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """x W^T, for x (rows, inputs) and weight (outputs, inputs) in float32, while at work. At least four outputs."""
+        """x W^T, for x (rows, inputs) and weight (outputs, inputs) in float32, while at work."""
         (rows, inputs), outputs = x.shape, len(weight)
         x = x if x.is_contiguous() else x.contiguous()
         out = torch.empty(rows, outputs)
-        lead(self._address, self.count, x.data_ptr(), weight.data_ptr(), out.data_ptr(), rows, outputs, inputs)
+        for r in range(0, rows, ROWS):
+            own, where = x.data_ptr() + 4 * r * inputs, out.data_ptr() + 4 * r * outputs
+            lead(self._address, self.count, own, weight.data_ptr(), where, min(ROWS, rows - r), outputs, inputs)
         return out
 
 
