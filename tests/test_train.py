@@ -373,6 +373,7 @@ def test_the_whole_way_from_the_command_line(tmp_path, folder, prompt_file):
     result = CliRunner().invoke(app, args)
     assert result.exit_code == 0, result.output
     assert "6 steps" in result.output and "tokens per target forward" in result.output
+    assert "In the engine: " in result.output and "predicted speed-up" in result.output
     assert "embed_tokens.weight" not in weights(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     assert config["speculators_config"]["verifier"]["name_or_path"] == "us/tiny" and config["draft_vocab_size"] == 200

@@ -16,17 +16,18 @@ from headstart.models.heads.eagle import Eagle3Flags, Eagle3Head
 from headstart.models.heads.save import save_eagle3
 from headstart.models.load import Loaded, load, pick_device
 from headstart.progress import note, status
-from headstart.train import checkpoints, eagle3, losses
+from headstart.train import board, checkpoints, eagle3, losses
 from headstart.train.data import Answer, Prompt, read_answers, read_prompts, unanswered, write_answers
 from headstart.train.export import write_card
 from headstart.train.loop import Limits, Loop
 from headstart.train.memory import Need, estimate
 from headstart.train.optimizer import Optimizer, check_schedule
 from headstart.train.packing import Document, batches, collate, documents, epochs, split
+from headstart.train.stopping import Look, best_look
 from headstart.train.target import Teacher, default_taps
+from headstart.train.trial import Trials
 
 KV_MEMORY = 16 << 30  # bytes for the engine that writes answers, on a GPU
-CHAIN = 5  # tokens of a chain on held-out text
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,13 @@ class Eagle3Options:
     held_out: float = 0.02
     eval_every: int = 500
     eval_batches: int = 24
+    eval_depth: int = 5  # tokens of a chain on held-out text and in the engine
+    trial_every: int | None = None  # looks from one trial in the engine to the next; 0: none, None: a tenth of the time
+    trial_prompts: int = 16
+    trial_tokens: int = 128  # at most, of each answer
+    patience: int = 5  # measurements without a gain that end a run; 0: none do
+    min_gain: float = 0.01  # tokens per target forward
+    tensorboard: bool | None = None  # None: where it is installed
     save_seconds: float = 120.0
     seed: int = 0
     device: str = "auto"
@@ -92,9 +100,18 @@ class Eagle3Options:
             )
         if self.minutes is None and self.steps is None:
             raise ConfigError("A run needs an end: give minutes or steps.")
+        board.check(self.tensorboard)
         least = {"levels": 1, "length": 16, "batch": 1, "draft_vocab": 1, "layers": 1, "samples": 1, "max_tokens": 2}
+        least |= {
+            "eval_depth": 1,
+            "trial_every": 0,
+            "trial_prompts": 1,
+            "trial_tokens": 8,
+            "patience": 0,
+            "min_gain": 0,
+        }
         for name, low in least.items():
-            if getattr(self, name) < low:
+            if getattr(self, name) is not None and getattr(self, name) < low:
                 raise ConfigError(f"{name}={getattr(self, name)} is not usable: expected at least {low}.")
 
 
@@ -110,6 +127,12 @@ FREE = {
     "steps",
     "eval_every",
     "eval_batches",
+    "trial_every",
+    "trial_prompts",
+    "trial_tokens",
+    "patience",
+    "min_gain",
+    "tensorboard",
     "save_seconds",
 }
 
@@ -126,8 +149,9 @@ class Report:
     history: list[dict[str, Any]]  # one entry for each look at held-out text
 
     @property
-    def best(self) -> dict[str, Any] | None:
-        return max(self.history, key=lambda h: h["block_efficiency"]) if self.history else None
+    def best(self) -> Look | None:
+        """The look whose weights were exported; with what the engine said of them under `engine`."""
+        return best_look(self.history)
 
 
 def train_eagle3(options: Eagle3Options) -> Report:
@@ -183,12 +207,13 @@ def fit(options: Eagle3Options, target: Loaded, answers: list[Answer], out: Path
         raise BadInput("No answer is left to train on: they are too short, too few, or all of them were held out.")
     head, teacher = begin(options, target, train, held)
     say_what_comes(options, target.model, head, train, held)
-    loop = make_loop(options, head, teacher, held, out / "work", device)
+    trials = Trials(target, head, prompts_of(held)[: options.trial_prompts], options.trial_tokens, options.eval_depth)
+    loop = make_loop(options, head, teacher, held, out / "work", device, trials)
     loop.resume()
     ended = loop.run(
         lambda step: epochs(train, options.length, options.batch, options.levels, options.seed, step), device
     )
-    export(options, head, loop, out, {"train": len(train), "held out": len(held)})
+    export(options, head, loop, out, {"train": len(train), "held out": len(held)}, ended)
     p = loop.progress
     return Report(out, ended, p.step, p.tokens, p.seconds, p.history)
 
@@ -212,19 +237,27 @@ def begin(
 
 
 def make_loop(
-    options: Eagle3Options, head: Eagle3Head, teacher: Teacher, held: list[Document], folder: Path, device: torch.device
+    options: Eagle3Options,
+    head: Eagle3Head,
+    teacher: Teacher,
+    held: list[Document],
+    folder: Path,
+    device: torch.device,
+    trials: Trials,
 ) -> Loop:
     """The loop, with what a step computes and what is looked at on the way."""
     how = losses.find(options.loss)
-    mixed = random.Random(0).sample(held, len(held))  # of all files, where not all of it is looked at
-    groups = batches(mixed, options.length, options.batch)[: options.eval_batches]
-    views = [collate(group, options.length, CHAIN) for group in groups]
+    groups = batches(mixed(held), options.length, options.batch)[: options.eval_batches]
+    views = [collate(group, options.length, options.eval_depth) for group in groups]
     limits = Limits(
         options.steps,
         options.minutes,
         options.warmup,
         options.schedule,
         options.eval_every,
+        options.trial_every,
+        options.patience,
+        options.min_gain,
         save_seconds=options.save_seconds,
     )
     return Loop(
@@ -237,7 +270,19 @@ def make_loop(
         limits,
         folder,
         fingerprint(options),
+        trials,
+        options.tensorboard,
     )
+
+
+def mixed(held: list[Document]) -> list[Document]:
+    """Of all files, where not all of it is looked at; always in the same order."""
+    return random.Random(0).sample(held, len(held))
+
+
+def prompts_of(held: list[Document]) -> list[list[int]]:
+    """Each held-out prompt once."""
+    return [list(prompt) for prompt in dict.fromkeys(tuple(d.tokens[: d.answer]) for d in mixed(held))]
 
 
 def default_rate(hidden_size: int) -> float:
@@ -265,16 +310,20 @@ def say_what_comes(
     note(need.line())
 
 
-def export(options: Eagle3Options, head: Eagle3Head, loop: Loop, out: Path, counts: dict[str, int]) -> None:
-    """The best weights, or the last ones where nothing was held out."""
+def export(
+    options: Eagle3Options, head: Eagle3Head, loop: Loop, out: Path, counts: dict[str, int], ended: bool
+) -> None:
+    """The best weights, or the last ones where nothing was held out; tried in the engine, unless someone stopped the run."""
     name = head.spec.target or options.target
+    if loop.best.exists():
+        best = checkpoints.load(loop.best)["masters"]
+        with torch.no_grad():
+            for key, p in loop.optimizer.weights.items():
+                p.copy_(best[key])
+    if ended:
+        loop.try_best()
     with status(f"Writing {out}"):
-        if loop.best.exists():
-            best = checkpoints.load(loop.best)["masters"]
-            with torch.no_grad():
-                for key, p in loop.optimizer.weights.items():
-                    p.copy_(best[key])
-        save_eagle3(head, out, name, CHAIN, options.embeddings)
+        save_eagle3(head, out, name, options.eval_depth, options.embeddings)
         data = {"prompts": ", ".join(Path(p).name for p in (*options.prompts, *options.answers))} | counts
         data |= {"tokens trained on": f"{loop.progress.tokens:,}", "steps": loop.progress.step}
         shown = {
