@@ -11,7 +11,7 @@ import torch
 
 from headstart import LLM, SamplingParams
 from headstart.errors import ConfigError, ModelError
-from headstart.train import board, checkpoints, trial
+from headstart.train import board, checkpoints, eagle3, trial
 from headstart.train.data import Answer
 from headstart.train.loop import Limits, Progress
 from headstart.train.packing import documents, split
@@ -117,6 +117,28 @@ def test_a_trial_leaves_nothing_behind():
     now = dict((*target.model.named_parameters(), *head.named_parameters()))
     assert all(torch.equal(now[n], p) for n, p in weights.items()) and all(p.grad is None for p in now.values())
     assert all(p.requires_grad == (n != "embed_tokens.weight") for n, p in head.named_parameters())
+
+
+@pytest.mark.gpu
+def test_a_trial_leaves_nothing_on_a_gpu():
+    if not torch.cuda.is_available():
+        pytest.skip("no GPU here")
+    target = tiny.loaded(layers=3)
+    target.model.to("cuda", torch.bfloat16).requires_grad_(False)
+    head, _ = make_head(target.model)
+    eagle3.place(head, target.model.device, torch.bfloat16)
+    asked = torch.randint(1, 200, (1, 9), device="cuda")
+    before, states = target.model(asked).logits, checkpoints.random_state()
+    attention = target.model.config._attn_implementation
+    trials = Trials(target, head, [[3, 4, 5], [6, 7]], TOKENS, DEPTH)
+    held = []
+    for _ in range(4):
+        assert trials.run().speedup > 0
+        held.append(torch.cuda.memory_allocated())
+    assert len(set(held[1:])) == 1, "the first one may compile"
+    assert torch.equal(target.model(asked).logits, before)
+    assert target.model.config._attn_implementation == attention and head.training
+    assert all(torch.equal(state, states[name]) for name, state in checkpoints.random_state().items())
 
 
 def test_a_target_that_the_engine_cannot_run_is_trained_for_without_trials(tmp_path, texts, monkeypatch, capsys):
