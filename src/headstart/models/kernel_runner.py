@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -32,6 +33,8 @@ from headstart.progress import note, status
 
 BLOCK_SIZE = 1 << 20  # numbers in the block that graphs read; a larger batch runs without a graph
 LOGITS_SHARE = 1 / 32  # of the device's memory, for the logits of graphs
+OFTEN = 32  # rows of a request up to which a step is one of many like it; those of prompts come in all sizes,
+RARE = 2  # and get a graph when they have come so often
 
 
 def _at_home(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -66,6 +69,7 @@ class KernelRunner(TorchRunner):
                 "(Llama, Mistral, Qwen2 and Qwen3 have, with fuse=True). Leave deterministic out."
             )
         self.graphs: dict[tuple[Shape, tuple[int, ...], int | None], Graph | None] = {}
+        self._seen: Counter[Any] = Counter()  # of the steps that have no graph yet
         self.texts: Texts | None = None
         self.budget = Budget()
 
@@ -269,6 +273,7 @@ class KernelRunner(TorchRunner):
         with status("Preparing GPU kernels and graphs"):
             for shape in shapes:
                 if shape.rows <= self.graph_rows:
+                    self._seen[shape, taps, None] = RARE  # these will come
                     self._graph(shape, taps)
 
     def release(self) -> None:
@@ -284,6 +289,10 @@ class KernelRunner(TorchRunner):
 
     def _graph(self, shape: Shape, taps: tuple[int, ...], layers: int | None = None) -> Graph | None:
         key = (shape, taps, layers)
+        if key not in self.graphs and shape.new > OFTEN:
+            self._seen[key] += 1
+            if self._seen[key] <= RARE:
+                return None
         if key not in self.graphs:
             began, free = time.perf_counter(), torch.cuda.mem_get_info(self.device)[0]
             try:
