@@ -149,6 +149,21 @@ def test_a_trial_leaves_nothing_behind():
     assert all(p.requires_grad == (n != "embed_tokens.weight") for n, p in head.named_parameters())
 
 
+def test_a_head_whose_weights_the_kernels_joined_can_still_learn():
+    """As an engine on a GPU joins them: in inference mode."""
+    fused = pytest.importorskip("headstart.models.heads.fused", reason="triton is not installed")
+    head, _ = make_head(tiny.loaded(layers=3).model)
+    layer = head.layers[0]
+    with torch.inference_mode():
+        joined = fused.Weights.of(layer)
+    for product, own in ((layer.self_attn.k_proj, joined.qkv), (layer.mlp.up_proj, joined.gate_up)):
+        product(torch.ones(2, product.in_features)).sum().backward()
+        assert product.weight.grad.any()
+        with torch.no_grad():
+            product.weight.copy_(torch.full_like(product.weight, 7.0))  # as a step does
+        assert int((own == 7).all(-1).sum()) == len(product.weight), "a view"
+
+
 @pytest.mark.gpu
 def test_a_trial_leaves_nothing_on_a_gpu():
     if not torch.cuda.is_available():
