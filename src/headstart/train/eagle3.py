@@ -51,7 +51,6 @@ class Eagle3Options(HeadOptions):
             raise ConfigError(
                 "norm_before_fc and fc_norm exclude each other: the format of the result has one of them."
             )
-
         if self.lean and self.learn_output:
             raise ConfigError(
                 "A lean head has no output matrix in its file, but this one is learned and would be lost: "
