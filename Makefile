@@ -3,9 +3,11 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -c constraints.txt
+PEERS := .venv-peers
+PEERS_PIP := $(PEERS)/bin/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint bench llamacpp clean
+.PHONY: help setup demo test peers lint bench llamacpp clean
 
 help: ## List these targets
 	@sed -nE 's/^([a-z]+):.*## (.*)/  make \1|\2/p' Makefile | awk -F'|' '{printf "%-14s%s\n", $$1, $$2}'
@@ -28,6 +30,18 @@ test: export OMP_NUM_THREADS = 1
 test: setup lint ## Lint, then all tests, in two processes of one thread
 	$(BIN)/python -m pytest -n 2
 
+peers: export OMP_NUM_THREADS = 1
+peers: $(PEERS)/.ready ## Tests against vLLM's speculators, in an environment of their own (fetches it and a model)
+	$(PEERS)/bin/python -m pytest -rs tests/peers
+
+# speculators asks for torchvision and torchaudio, which it does not use here, and which need a torch of their own build.
+$(PEERS)/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(PEERS)
+	$(PEERS_PIP) install -c constraints.txt torch
+	$(PEERS_PIP) install -c constraints.txt -e '.[peers]'
+	$(PEERS_PIP) uninstall -y torchvision torchaudio
+	@touch $@
+
 lint: setup ## ruff and mypy
 	$(BIN)/ruff check src tests benchmarks
 	$(BIN)/ruff format --check src tests benchmarks
@@ -40,5 +54,5 @@ llamacpp: setup ## Build llama.cpp for this CPU, for --runner llamacpp (10 minut
 	$(BIN)/python scripts/build_llamacpp.py
 
 clean: ## Remove .venv and everything that tools left behind (models stay in the cache)
-	rm -rf .venv build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv $(PEERS) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

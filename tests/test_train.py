@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -19,6 +20,8 @@ from headstart.cli import app
 from headstart.errors import BadInput, ConfigError
 from headstart.models.heads.eagle import Eagle3Flags
 from headstart.models.heads.load import TargetFacts, load_head
+from headstart.models.heads.save import save_eagle3
+from headstart.models.load import load
 from headstart.train import checkpoints, eagle3, losses
 from headstart.train.data import Answer, read_answers, read_file, read_prompts, write_answers
 from headstart.train.loop import Loop
@@ -207,6 +210,13 @@ def test_rates():
     assert rate_scale("linear", 50, 10, 1.0) == pytest.approx(0.02) == rate_scale("cosine", 50, 10, 1.0)
 
 
+@pytest.mark.parametrize(
+    "warmup, steps, expected", [(None, None, 100), (None, 5000, 100), (None, 60, 6), (None, 3, 0), (40, 60, 40)]
+)
+def test_a_short_run_warms_up_for_a_tenth_of_its_steps(warmup, steps, expected):
+    assert options("", warmup=warmup, steps=steps).warmup_steps() == expected
+
+
 # ------------------------------------------------------------------ learning
 @pytest.fixture(scope="module")
 def answers():
@@ -220,7 +230,8 @@ def answers():
 def options(out, **more):
     base = dict(
         target="tiny", out=str(out), answers=("answers.jsonl",), draft_vocab=300, levels=3, length=64, batch=4,
-        minutes=None, steps=120, rate=1e-2, warmup=5, held_out=0.0, eval_every=1000, device="cpu", dtype="float32",
+        minutes=None, steps=120, rate=1e-2, warmup=5, held_out=0.0, eval_every=1000, trial_every=0, device="cpu",
+        dtype="float32",
     )  # fmt: skip
     return eagle3.Eagle3Options(**base | more)
 
@@ -303,6 +314,7 @@ def test_answers_of_another_model(tmp_path):
         ({"steps": None}, "needs an end"),
         ({"fc_norm": True}, "exclude each other"),
         ({"levels": 0}, "levels=0"),
+        ({"lean": True}, "add --no-learn-output"),
         ({"schedule": "cosin"}, "Did you mean 'cosine'"),
     ],
 )
@@ -374,6 +386,7 @@ def test_the_whole_way_from_the_command_line(tmp_path, folder, prompt_file):
     result = CliRunner().invoke(app, args)
     assert result.exit_code == 0, result.output
     assert "6 steps" in result.output and "tokens per target forward" in result.output
+    assert "In the engine: " in result.output and "predicted speed-up" in result.output
     assert "embed_tokens.weight" not in weights(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     assert config["speculators_config"]["verifier"]["name_or_path"] == "us/tiny" and config["draft_vocab_size"] == 200
@@ -381,6 +394,49 @@ def test_the_whole_way_from_the_command_line(tmp_path, folder, prompt_file):
     assert "us/tiny" in card and "Block efficiency" in card and "prompts.jsonl" in card and "torch" in card
     log = [json.loads(line) for line in (tmp_path / "work" / "log.jsonl").read_text().splitlines()]
     assert [entry["step"] for entry in log] == [3, 6] and log[0]["tokens"] < log[1]["tokens"]
+
+
+def test_the_card_says_where_the_answers_come_from_and_nothing_of_the_machine(tmp_path, folder, answers):
+    lines = [vars(a) | {"temperature": float(i % 2)} for i, a in enumerate(answers)]
+    (tmp_path / "known.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    args = ["train", "eagle3", "-m", folder, "--answers", str(tmp_path / "known.jsonl"), "-o", str(tmp_path / "out")]
+    args += ["--steps", "1", "--warmup", "0", "--length", "64", "--draft-vocab", "200", "--device", "cpu"]
+    args += ["--dtype", "float32", "--lean", "--no-learn-output"]
+    result = CliRunner().invoke(app, args)
+    assert result.exit_code == 0, result.output
+    card, name = (tmp_path / "out" / "README.md").read_text(), Path(folder).name
+    assert f"# EAGLE-3 head for {name}\n" in card and f"--model {name} " in card and f"| target | {name} |" in card
+    assert str(Path(folder).parent) not in card and str(tmp_path) not in card
+    assert "| files of answers | known.jsonl |" in card and "files of prompts" not in card
+    assert "this run did not write them" in card and "own answers" not in card
+    assert "| greedy among them | 4, the others at temperature 1 |" in card and "| longest answer | 20 tokens |" in card
+    assert "max_tokens" not in card and "samples" not in card and "| warmup | 0 |" in card
+    check_lean(tmp_path / "out", folder)
+
+
+def check_lean(out, folder):
+    """The file has neither matrix; what is read back has the target's."""
+    assert not {"embed_tokens.weight", "lm_head.weight"} & weights(out).keys()
+    target = load(folder, "cpu", "float32", runner="torch").model
+    head = load_head(out, TargetFacts.of("tiny", target), torch.device("cpu"), torch.float32)
+    assert torch.equal(head.embed_tokens.weight, target.get_input_embeddings().weight)
+    assert torch.equal(head.lm_head.weight, target.get_output_embeddings().weight[head.targets])
+
+
+def test_a_head_that_kept_the_targets_matrices_is_converted_to_a_lean_one(tmp_path, folder):
+    target = load(folder, "cpu", "float32", runner="torch").model
+    head, _ = make_head(target)
+    for name in ("kept", "learned"):
+        save_eagle3(head, tmp_path / name, "tiny", 5)
+        with torch.no_grad():
+            head.lm_head.weight.mul_(2)
+    verb = ["convert", "--target", folder, "--dtype", "float32", "--lean", "--out", str(tmp_path / "out")]
+    wrong = CliRunner().invoke(app, [*verb, str(tmp_path / "learned")])
+    assert wrong.exit_code == 2 and "has its own output matrix, not the target's" in wrong.output
+    assert not (tmp_path / "out").exists()
+    result = CliRunner().invoke(app, [*verb, str(tmp_path / "kept")])
+    assert result.exit_code == 0, result.output
+    check_lean(tmp_path / "out", folder)
 
 
 # ------------------------------------------------------------------ prompts

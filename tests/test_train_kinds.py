@@ -62,7 +62,7 @@ def options(kind, **more):
     made, own = KINDS[kind]
     base = dict(
         target="tiny", out="out", answers=("answers.jsonl",), length=64, batch=4, minutes=None, steps=50, rate=1e-2,
-        warmup=5, held_out=0.25, eval_every=1000, device="cpu", dtype="float32",
+        warmup=5, held_out=0.25, eval_every=1000, trial_every=0, device="cpu", dtype="float32",
     )  # fmt: skip
     return made(**base | own | more)
 
@@ -237,7 +237,7 @@ def test_a_draft_is_scored_by_its_own_greedy_chains():
     """The walk along the text counts what a loop of drafting with generate, and checking, counts."""
     target, student = learner("draft", layers=2, hidden=None)
     docs = documents(answers()[:3], 64)
-    views = [collate(group, 64, student.chain) for group in batches(docs, 64, 4)]
+    views = [collate(group, 64, student.chain(5)) for group in batches(docs, 64, 4)]
     scores = evaluate(student, Teacher(target, (), None), views, losses.kl, CPU)
     steps = written = accepted = 0
     for doc in docs:
@@ -341,6 +341,9 @@ def vars_of(made):
         ("mlp", {"inner": 0}, "inner=0"),
         ("mlp", {"held_out": 1.0}, "held_out=1.0"),
         ("mlp", {"eval_every": 0}, "eval_every=0"),
+        ("mlp", {"eval_depth": 0}, "eval_depth=0"),
+        ("draft", {"trial_tokens": 7}, "trial_tokens=7 is not usable: expected at least 8"),
+        ("medusa", {"warmup": -1}, "warmup=-1"),
         ("draft", {"layers": None}, "no student yet"),
         ("draft", {"draft": "x"}, "has its shape already"),
         ("draft", {"draft": "out", "layers": None, "hidden": None}, "is the folder of the draft itself"),

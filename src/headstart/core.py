@@ -183,6 +183,14 @@ class Stats:
         book[0] += num_drafted
         book[1] += num_accepted
 
+    @staticmethod
+    def total(many: Sequence[Stats]) -> Stats:
+        """Several answers as one."""
+        names = ("steps", "tokens", "drafts", "drafted", "accepted", "prompt_tokens", "time_total")
+        columns = itertools.zip_longest(*(s.accepted_by_position for s in many), fillvalue=0)
+        sums = {name: sum(getattr(s, name) for s in many) for name in names}
+        return Stats(accepted_by_position=[sum(column) for column in columns], **sums)
+
     def copy(self) -> Stats:
         """As they are now; the engine goes on counting in its own."""
         out = copy.copy(self)

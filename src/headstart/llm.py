@@ -126,7 +126,7 @@ class LLM:
             head = _load_head(config, target) if config.method in HEADS else None
             if config.method == "draft_model" and helper is None:  # before the KV pools take what memory is free
                 helper = _load_draft(config, device, trust_remote_code, "torch" if who == "torch" else "auto", threads)
-            return target, _start(target, config, engine_config, device, helper, head)
+            return target, start_engine(target, config, engine_config, device, helper, head)
 
         self.model, self._loop = apart(build)
         self.tokenizer = self.model.tokenizer
@@ -412,20 +412,24 @@ def _load_head(config: SpeculativeConfig, target: Loaded) -> Head:
     model, facts = target.model, TargetFacts.of(hub_id(target.name), target.model)
     dtype = model.dtype if config.draft_dtype == "auto" else pick_dtype(config.draft_dtype, model.device)
     head = load_head(path, facts, model.device, dtype)
-    method = "mlp_speculator" if head.spec.kind == "mlp" else head.spec.kind
-    if method != config.method:
+    if (method := method_of(head)) != config.method:
         raise ConfigError(f"{path} holds a head of another kind: use method {method!r}.")
     if config.draft_dtype == "auto" and model.device.type == "cpu" and dtype == torch.float32:
         return shrink(head)
     return head
 
 
-def _start(
+def method_of(head: Head) -> str:
+    """The method that drafts with this head."""
+    return "mlp_speculator" if head.spec.kind == "mlp" else head.spec.kind
+
+
+def start_engine(
     model: Loaded,
     config: SpeculativeConfig,
     engine_config: EngineConfig,
-    device: str,
-    draft: Loaded | None,
+    device: str = "auto",
+    draft: Loaded | None = None,
     head: Head | None = None,
 ) -> Any:
     """Runner, KV pool, drafter and engine around a loaded model."""

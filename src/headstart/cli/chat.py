@@ -92,7 +92,7 @@ class Conversation:
         if not self.stats:
             return "Nothing was said yet."
         answers = "1 answer" if len(self.stats) == 1 else f"{len(self.stats)} answers"
-        return f"{answers}: {show.summary(show.total(self.stats), self.seconds, self.drafter)}"
+        return f"{answers}: {show.summary(Stats.total(self.stats), self.seconds, self.drafter)}"
 
     def _turn(self, line: str) -> None:
         self.messages.append({"role": "user", "content": line})

@@ -21,12 +21,18 @@ def convert(
     ] = "smollm2",
     tokens: Annotated[int, option("--tokens", "-k", help="Tokens that vLLM drafts where nobody says.")] = 5,
     dtype: Annotated[str, option("--dtype", help="Of the weights: bfloat16, float16 or float32.")] = "bfloat16",
+    lean: Annotated[
+        bool,
+        option(
+            "--lean", help="Leave out embeddings and output matrix, where they are the target's: for Headstart alone."
+        ),
+    ] = False,
     quiet: Quiet = False,
 ) -> None:
     """Write an EAGLE-3 head in vLLM's speculators format, whoever made it.
 
     Every tensor of the source is accounted for, embeddings and output matrix are written even where the source left them to
-    its target, and the result is read back before it is called done.
+    its target (unless `--lean` leaves them out), and the result is read back before it is called done.
 
     Example: `headstart convert smollm2 --out smollm2-eagle3`
     """
@@ -37,7 +43,7 @@ def convert(
     from headstart.models.builtin import head_of, hub_id
     from headstart.models.heads.eagle import Eagle3Head
     from headstart.models.heads.load import TargetFacts, load_head
-    from headstart.models.heads.save import save_eagle3
+    from headstart.models.heads.save import learned, save_eagle3
     from headstart.models.load import load
 
     kinds = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
@@ -52,8 +58,11 @@ def convert(
         raise ConfigError(
             f"{head} is a head of the kind {found.spec.kind!r}; only EAGLE-3 heads can be written so far."
         )
+    if lean and (own := learned(found, facts)):
+        raise ConfigError(f"{head} has its own {' and '.join(own)}, not the target's: leave out --lean.")
     folder = Path(out).expanduser()
-    save_eagle3(found, folder, found.spec.target or facts.name, tokens)
+    save_eagle3(found, folder, found.spec.target or facts.name, tokens, not lean, not lean)
     again = load_head(folder, facts, cpu, kind).state_dict()
     assert all(torch.equal(tensor, again[name]) for name, tensor in found.state_dict().items())
-    note(f"{folder} holds the head, as vLLM reads it: vllm serve {folder}")
+    reads = "Headstart alone reads it" if lean else f"vLLM reads it: vllm serve {folder}"
+    note(f"{folder} holds the head, as {reads}")

@@ -11,7 +11,7 @@ from headstart.cli import ask
 from headstart.cli.groups import expand
 from headstart.cli.options import EngineOptions, Quiet, SpeculationOptions, option
 from headstart.cli.sampling import GenerateSampling
-from headstart.core import Chunk, Completion, SamplingParams
+from headstart.core import Chunk, Completion, SamplingParams, Stats
 from headstart.progress import note, set_quiet
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def generate(
     from headstart.cli import show
 
     if not quiet and not as_json:
-        show.say(show.summary(show.total([c.stats for c in completions]), seconds, config.method))
+        show.say(show.summary(Stats.total([c.stats for c in completions]), seconds, config.method))
     if profile:
         show.say(show.time_table(max((c.stats for c in completions), key=lambda s: s.time_total)), style="")
 

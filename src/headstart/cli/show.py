@@ -6,9 +6,8 @@ import dataclasses
 import json
 import math
 import platform
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from importlib.metadata import version
-from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 from headstart.config import SpeculativeConfig
@@ -35,13 +34,6 @@ def out() -> Console:
 
     console = Console(highlight=False)
     return console if console.is_terminal else Console(highlight=False, width=1000)
-
-
-def total(many: Sequence[Stats]) -> Stats:
-    """Several answers as one."""
-    names = ("steps", "tokens", "drafts", "drafted", "accepted", "prompt_tokens", "time_total")
-    by_position = [sum(column) for column in zip_longest(*(s.accepted_by_position for s in many), fillvalue=0)]
-    return Stats(accepted_by_position=by_position, **{name: sum(getattr(s, name) for s in many) for name in names})
 
 
 def per_second(tokens: int, seconds: float) -> float:

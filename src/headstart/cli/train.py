@@ -88,6 +88,14 @@ class Eagle3Head:
             panel=HEAD,
         ),
     ] = True
+    lean: Annotated[
+        bool,
+        option(
+            "--lean",
+            help="Write neither embeddings nor output matrix: the smallest file, for Headstart alone. Needs --no-learn-output.",
+            panel=HEAD,
+        ),
+    ] = False
     levels: Levels = 5
     decay: Decay = 0.8
 
@@ -179,6 +187,14 @@ class TrainingOptions:
     schedule: Annotated[
         str, option("--schedule", help="How the rate falls: cosine, linear or constant.", panel=TRAINING)
     ] = "cosine"
+    warmup: Annotated[
+        int | None,
+        option(
+            "--warmup",
+            help="Steps until the rate is at its highest. [default: 100, or a tenth of --steps if fewer]",
+            panel=TRAINING,
+        ),
+    ] = None
     length: Annotated[int, option("--length", help="Tokens of a packed sequence.", panel=TRAINING)] = 1024
     batch: Annotated[int, option("--batch", help="Sequences in a step.", panel=TRAINING)] = 8
     seed: Annotated[int, option("--seed", help="Of the order of the data and the first weights.", panel=TRAINING)] = 0
@@ -193,7 +209,40 @@ class RunOptions:
     held_out: Annotated[
         float, option("--held-out", help="Share of the prompts that only measures, and is not trained on.", panel=RUN)
     ] = 0.02
-    eval_every: Annotated[int, option("--eval-every", help="Steps between two measurements.", panel=RUN)] = 500
+    eval_every: Annotated[int, option("--eval-every", help="Steps between two looks at held-out text.", panel=RUN)] = (
+        500
+    )
+    eval_depth: Annotated[int, option("--eval-depth", help="Tokens of a chain there and in the engine.", panel=RUN)] = 5
+    trial_every: Annotated[
+        int | None,
+        option(
+            "--trial-every",
+            help="Looks from one trial in the engine to the next; 0: none. [default: as many as take a tenth of the time]",
+            panel=RUN,
+        ),
+    ] = None
+    trial_prompts: Annotated[int, option("--trial-prompts", help="Held-out prompts of a trial.", panel=RUN)] = 16
+    trial_tokens: Annotated[int, option("--trial-tokens", help="Longest answer in a trial.", panel=RUN)] = 128
+    patience: Annotated[
+        int,
+        option(
+            "--patience",
+            help="Stop when so many measurements in a row brought no gain: trials, or looks without them; 0: never.",
+            panel=RUN,
+        ),
+    ] = 5
+    min_gain: Annotated[
+        float, option("--min-gain", help="What counts as a gain, in tokens per target forward.", panel=RUN)
+    ] = 0.01
+    tensorboard: Annotated[
+        bool | None,
+        option(
+            "--tensorboard/--no-tensorboard",
+            help="Curves for TensorBoard in OUT/work/tensorboard. [default: where it is installed]",
+            panel=RUN,
+            show_default=False,
+        ),
+    ] = None
     name: Annotated[
         str | None,
         option("--name", help="The target's name in the result. [default: as in --target]", panel=RUN),
@@ -218,6 +267,7 @@ def train_eagle3(
     First the target answers the prompts, half of them greedily and half at temperature 1; the answers are kept in
     OUT/work/answers.jsonl. Then the head learns to foresee them, several tokens in a row, as it will draft. A part of the
     prompts is held out: it shows how often the head agrees with the target, and how many tokens a target forward would give.
+    Some of them are answered in the engine with the head as it is, on the way; a run that gains nothing any more stops.
     The best head is written to OUT in vLLM's speculators format, with a card.
 
     Stop with Ctrl-C, or lose the machine: the same command goes on from the last checkpoint.
@@ -316,3 +366,8 @@ def _print(report: Report) -> None:
             f"Held-out text: {report.best['block_efficiency']:.2f} tokens per target forward with a chain of "
             f"{len(report.best['agreement'])}; agreement by level {agree}"
         )
+        if trial := report.best.get("engine"):
+            print(
+                f"In the engine: {trial['block_efficiency']:.2f} tokens per target forward on {trial['prompts']} held-out "
+                f"prompts; predicted speed-up {trial['speedup']:.2f} for one request at a time on this machine"
+            )

@@ -118,7 +118,6 @@ def measuring(config: SpeculativeConfig, nodes: int, ranks: int) -> SpeculativeC
 
 def measure(llm: LLM, prompts: list[Prompt], params: SamplingParams, nodes: int, ranks: int) -> Found:
     """Answer the prompts, a few at a time so that the wide trees fit into a forward, and listen."""
-    from headstart.cli import show
     from headstart.tally import Tally
     from headstart.train.data import encode
 
@@ -135,7 +134,7 @@ def measure(llm: LLM, prompts: list[Prompt], params: SamplingParams, nodes: int,
     if not tally.steps:
         raise BadInput("Nothing was drafted: use longer answers (--max-tokens) or other prompts.")
     chances = tally.chances()
-    return Found(best_shape(chances, nodes), chances, tally, show.total(stats))
+    return Found(best_shape(chances, nodes), chances, tally, Stats.total(stats))
 
 
 def _writable(out: str) -> Path:

@@ -97,7 +97,11 @@ class DraftStudent(Student):
         same = size == target.vocab_size
         targets = None if same else torch.arange(size, device=target.model.device)
         super().__init__(student.model, size, targets=targets)
-        self.tokenizer = student.tokenizer
+        self.loaded = student
+
+    @property
+    def drafter(self) -> Loaded:
+        return self.loaded
 
     def states(self, features: torch.Tensor, batch: Batch, levels: int) -> Iterator[torch.Tensor]:
         """One forward along the text serves all levels: a draft that was right so far has read just that."""
@@ -118,8 +122,8 @@ class DraftStudent(Student):
     def save(self, folder: Path, target_name: str) -> None:
         model: Any = self.module
         model.save_pretrained(folder)
-        if self.tokenizer is not None:
-            self.tokenizer.hf.save_pretrained(folder)
+        if self.loaded.tokenizer is not None:
+            self.loaded.tokenizer.hf.save_pretrained(folder)
 
 
 # ------------------------------------------------------------------ a new one

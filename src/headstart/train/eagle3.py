@@ -22,7 +22,7 @@ from headstart.models.load import Loaded
 from headstart.progress import note
 from headstart.train.options import HeadOptions
 from headstart.train.packing import Document
-from headstart.train.student import CHAIN, HeadStudent, place
+from headstart.train.student import HeadStudent, place
 
 RESIDUAL_GAIN = 0.1  # of what layers add to the residual, at the start
 
@@ -43,12 +43,18 @@ class Eagle3Options(HeadOptions):
     fc_norm: bool = False
     norm_output: bool = True
     learn_output: bool = True  # the matrix behind the logits; otherwise it stays the target's, and need not be kept
+    lean: bool = False  # written without embeddings and output matrix: Headstart takes the target's
 
     def check(self) -> None:
         super().check()
         if self.norm_before_fc and self.fc_norm:
             raise ConfigError(
                 "norm_before_fc and fc_norm exclude each other: the format of the result has one of them."
+            )
+        if self.lean and self.learn_output:
+            raise ConfigError(
+                "A lean head has no output matrix in its file, but this one is learned and would be lost: "
+                "add --no-learn-output (learn_output=False), or leave out --lean."
             )
 
     def begin(self, target: Loaded, docs: Sequence[Document]) -> Eagle3Student:
@@ -72,7 +78,9 @@ class Eagle3Student(HeadStudent):
 
     def __init__(self, head: Eagle3Head, options: Eagle3Options) -> None:
         super().__init__(head, options.levels, options.decay, options.noise)
-        self.embeddings = options.embeddings
+        self.options = options
+        if options.lean:
+            self.format += " without embeddings and output matrix, which Headstart takes from the target"
 
     def activations(self, batch: int, length: int) -> int:
         config, size = self.module.config, self.module.fc.weight.element_size()
@@ -81,7 +89,10 @@ class Eagle3Student(HeadStudent):
         return config.num_hidden_layers * (scores + layers)
 
     def save(self, folder: Path, target_name: str) -> None:
-        save_eagle3(self.module, folder, target_name, CHAIN, self.embeddings)
+        how = self.options
+        save_eagle3(
+            self.module, folder, target_name, how.eval_depth, how.embeddings and not how.lean, output=not how.lean
+        )
 
 
 # ------------------------------------------------------------------ the head at the start

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import platform
 from pathlib import Path
 from typing import Any
 
+from headstart.train.stopping import Look, best_look
 from headstart.train.student import Student
 
 
@@ -35,17 +37,18 @@ def write_card(
     history: list[Any],
 ) -> None:
     """README.md: what it drafts for, what it was trained on, how well it foresees, and how it was made."""
-    best = max(history, key=lambda h: h["block_efficiency"]) if history else None
+    best = best_look(history)
     parts = [
         f"# {student.title} for {target}",
         f"Drafts for `{target}`. Trained with `headstart train {kind}`; the format is {student.format}.",
         f'`headstart generate "..." --model {target} --drafter {student.method} --draft-model THIS_FOLDER`',
         "## Data",
-        "The target's own answers; no answer of a data set was used.",
+        _source("files of prompts" in data, "files of answers" in data),
         _table(("what", "value"), list(data.items())),
         "## Held-out text",
         "Prompts that were not trained on. A chain of greedy guesses; level 0 is the first drafted token.",
         _metrics(best) if best else "Not measured: no prompt was held out.",
+        *(["## In the engine", _trial(best["engine"])] if best and "engine" in best else []),
         "## How it was made",
         _table(("option", "value"), list(options.items())),
         _table(("software", "version"), list(provenance().items())),
@@ -53,7 +56,22 @@ def write_card(
     (folder / "README.md").write_text("\n\n".join(parts) + "\n", encoding="utf-8")
 
 
-def _metrics(best: dict[str, Any]) -> str:
+def bare_name(name: str) -> str:
+    """Of a file or folder its own name, without where it lies on this machine; other names stay as they are."""
+    path = Path(name).expanduser()
+    return Path(os.path.abspath(path)).name if path.is_absolute() or path.exists() else name
+
+
+def _source(prompts: bool, answers: bool) -> str:
+    """Who wrote what was learned from, as far as the run knows."""
+    own = "The target's own answers to the prompts, written in this run; no answer of a data set was used."
+    read = "were read from files as they are; this run did not write them."
+    if not answers:
+        return own
+    return f"{own} Further answers {read}" if prompts else f"The answers {read}"
+
+
+def _metrics(best: Look) -> str:
     rows = [
         (level, f"{100 * a:.1f} %", f"{100 * c:.1f} %", f"{loss:.3f}")
         for level, (a, c, loss) in enumerate(zip(best["agreement"], best["chained"], best["loss"], strict=True))
@@ -64,6 +82,17 @@ def _metrics(best: dict[str, Any]) -> str:
     )
     header = ("level", "agrees with the target", "where all before were right", "loss")
     return text + "\n\n" + _table(header, rows)
+
+
+def _trial(trial: dict[str, Any]) -> str:
+    text = (
+        f"Headstart's engine, greedy, a chain of {trial['depth']}, on {trial['prompts']} of the held-out prompts "
+        f"({trial['tokens']:,} tokens): **{trial['block_efficiency']:.2f}** tokens per target forward.\n\n"
+        f"Predicted speed-up on the machine that trained: **{trial['speedup']:.2f}** for one request at a time "
+        f"(a plain step takes {1000 * trial['plain_step']:.2f} ms, one with a draft {1000 * trial['drafted_step']:.2f} ms)."
+    )
+    rows = [(i + 1, f"{100 * a:.1f} %") for i, a in enumerate(trial["acceptance"])]
+    return text + "\n\n" + _table(("position in the draft", "accepted"), rows)
 
 
 def _table(header: tuple[str, ...], rows: list[Any]) -> str:

@@ -10,7 +10,7 @@ from typing import ClassVar
 from headstart.errors import BadInput, ConfigError
 from headstart.models.builtin import hub_id
 from headstart.models.load import Loaded
-from headstart.train import losses
+from headstart.train import board, losses
 from headstart.train.optimizer import check_schedule
 from headstart.train.packing import Document
 from headstart.train.student import Student
@@ -20,6 +20,7 @@ FREE = {
     "out",
     "name",
     "embeddings",
+    "lean",
     "dialect",
     "prompts",
     "answers",
@@ -28,8 +29,15 @@ FREE = {
     "steps",
     "eval_every",
     "eval_batches",
+    "trial_every",
+    "trial_prompts",
+    "trial_tokens",
+    "patience",
+    "min_gain",
+    "tensorboard",
     "save_seconds",
 }
+WARMUP = 100  # steps, or a tenth of a run that is known to be short
 
 
 @dataclass(frozen=True)
@@ -43,7 +51,14 @@ class Options:
         "samples": 1,
         "max_tokens": 2,
         "answer_batch": 1,
+        "warmup": 0,
         "eval_every": 1,
+        "eval_depth": 1,
+        "trial_every": 0,
+        "trial_prompts": 1,
+        "trial_tokens": 8,
+        "patience": 0,
+        "min_gain": 0,
     }
 
     target: str
@@ -61,7 +76,7 @@ class Options:
     betas: tuple[float, float] = (0.9, 0.95)
     weight_decay: float = 0.0
     clip: float = 0.5
-    warmup: int = 100
+    warmup: int | None = None  # steps until the rate is at its highest; None: 100, or a tenth of the steps if fewer
     schedule: str = "cosine"
     length: int = 1024  # tokens of a packed sequence
     batch: int = 8  # sequences of a step
@@ -70,6 +85,13 @@ class Options:
     held_out: float = 0.02
     eval_every: int = 500
     eval_batches: int = 24
+    eval_depth: int = 5  # tokens of a chain on held-out text and in the engine; a drafter that is less deep has its own
+    trial_every: int | None = None  # looks from one trial in the engine to the next; 0: none, None: a tenth of the time
+    trial_prompts: int = 16
+    trial_tokens: int = 128  # at most, of each answer
+    patience: int = 5  # measurements without a gain that end a run; 0: none do
+    min_gain: float = 0.01  # tokens per target forward
+    tensorboard: bool | None = None  # None: where it is installed
     save_seconds: float = 120.0
     seed: int = 0
     device: str = "auto"
@@ -87,6 +109,11 @@ class Options:
         """Wide students need smaller steps: 1e-3 at a width of 576, 1.5e-4 at 4096."""
         return min(1e-3, 0.6 / hidden_size)
 
+    def warmup_steps(self) -> int:
+        if self.warmup is not None:
+            return self.warmup
+        return WARMUP if self.steps is None else min(WARMUP, self.steps // 10)
+
     def check(self) -> None:
         """Say what cannot be before anything is loaded."""
         losses.find(self.loss)
@@ -95,6 +122,7 @@ class Options:
             raise BadInput("Neither prompts nor answers were given: there is nothing to train on.")
         if self.minutes is None and self.steps is None:
             raise ConfigError("A run needs an end: give minutes or steps.")
+        board.check(self.tensorboard)
         if not 0 <= self.held_out < 1:
             raise ConfigError(f"held_out={self.held_out} is not usable: expected a share from 0 to below 1.")
         for name, low in self.least.items():

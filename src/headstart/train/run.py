@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import random
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +15,17 @@ from headstart.models.load import Loaded, load, pick_device
 from headstart.progress import note, status
 from headstart.train import checkpoints, losses
 from headstart.train.data import Answer, Prompt, read_answers, read_prompts, unanswered, write_answers
-from headstart.train.export import write_card
+from headstart.train.export import bare_name, write_card
 from headstart.train.loop import Limits, Loop
 from headstart.train.memory import estimate
 from headstart.train.optimizer import Optimizer
 from headstart.train.options import Options
 from headstart.train.packing import Document, batches, collate, documents, epochs, split
 from headstart.train.scores import evaluate
+from headstart.train.stopping import Look, best_look
 from headstart.train.student import Student
 from headstart.train.target import Teacher
+from headstart.train.trial import Trials
 
 KV_MEMORY = 16 << 30  # bytes for the engine that writes answers, on a GPU
 
@@ -37,11 +39,12 @@ class Report:
     steps: int
     tokens: int
     seconds: float
-    history: list[dict[str, Any]]  # one entry for each look at held-out text
+    history: list[Look]  # one entry for each look at held-out text
 
     @property
-    def best(self) -> dict[str, Any] | None:
-        return max(self.history, key=lambda h: h["block_efficiency"]) if self.history else None
+    def best(self) -> Look | None:
+        """The look whose weights were exported; with what the engine said of them under `engine`."""
+        return best_look(self.history)
 
 
 def train(options: Options) -> Report:
@@ -99,12 +102,13 @@ def fit(options: Options, target: Loaded, answers: list[Answer], out: Path) -> R
     check_tokens(target, train + held)
     student = options.begin(target, train)
     say_what_comes(options, target.model, student, train, held)
-    loop = make_loop(options, target.model, student, held, out / "work")
+    loop = make_loop(options, target, student, held, out / "work")
     loop.resume()
     ended = loop.run(
         lambda step: epochs(train, options.length, options.batch, student.levels, options.seed, step), device
     )
-    export(options, target, student, loop, out, {"train": len(train), "held out": len(held)})
+    take_best(loop, ended)
+    export(options, target, student, loop, out, about_data(options, answers, train, held))
     p = loop.progress
     return Report(out, ended, p.step, p.tokens, p.seconds, p.history)
 
@@ -115,20 +119,23 @@ def check_tokens(target: Loaded, docs: list[Document]) -> None:
         raise BadInput(f"The answers have token {top}, but {target.name} has {vocab}: they are another model's.")
 
 
-def make_loop(options: Options, model: Any, student: Student, held: list[Document], folder: Path) -> Loop:
-    """The loop, with what a step computes and what is looked at on the way."""
+def make_loop(options: Options, target: Loaded, student: Student, held: list[Document], folder: Path) -> Loop:
+    """The loop, with what a step computes and what is looked at and tried on the way."""
+    model, depth = target.model, student.chain(options.eval_depth)
     how, device = losses.find(options.loss), model.device
     teacher = Teacher(model, student.taps, student.targets)
-    mixed = random.Random(0).sample(held, len(held))  # of all files, where not all of it is looked at
-    groups = batches(mixed, options.length, options.batch)[: options.eval_batches]
-    views = [collate(group, options.length, student.chain) for group in groups]
+    groups = batches(mixed(held), options.length, options.batch)[: options.eval_batches]
+    views = [collate(group, options.length, depth) for group in groups]
     rate = options.rate or options.default_rate(model.config.get_text_config().hidden_size)
     limits = Limits(
         options.steps,
         options.minutes,
-        options.warmup,
+        options.warmup_steps(),
         options.schedule,
         options.eval_every,
+        options.trial_every,
+        options.patience,
+        options.min_gain,
         save_seconds=options.save_seconds,
     )
     return Loop(
@@ -139,7 +146,19 @@ def make_loop(options: Options, model: Any, student: Student, held: list[Documen
         limits,
         folder,
         options.fingerprint(),
+        Trials(target, student.drafter, prompts_of(held)[: options.trial_prompts], options.trial_tokens, depth),
+        options.tensorboard,
     )
+
+
+def mixed(held: list[Document]) -> list[Document]:
+    """Of all files, where not all of it is looked at; always in the same order."""
+    return random.Random(0).sample(held, len(held))
+
+
+def prompts_of(held: list[Document]) -> list[list[int]]:
+    """Each held-out prompt once."""
+    return [list(prompt) for prompt in dict.fromkeys(tuple(d.tokens[: d.answer]) for d in mixed(held))]
 
 
 def say_what_comes(options: Options, model: Any, student: Student, train: list[Document], held: list[Document]) -> None:
@@ -152,19 +171,43 @@ def say_what_comes(options: Options, model: Any, student: Student, train: list[D
     note(estimate(model, student, options.batch, options.length).line())
 
 
-def export(options: Options, target: Loaded, student: Student, loop: Loop, out: Path, counts: dict[str, int]) -> None:
-    """The best weights, or the last ones where nothing was held out."""
+def take_best(loop: Loop, ended: bool) -> None:
+    """The best weights, or the last ones where nothing was held out; tried in the engine, unless someone stopped the run."""
+    if loop.best.exists():
+        best = checkpoints.load(loop.best)["masters"]
+        with torch.no_grad():
+            for key, p in loop.optimizer.weights.items():
+                p.copy_(best[key])
+    if ended:
+        loop.try_best()
+
+
+def export(options: Options, target: Loaded, student: Student, loop: Loop, out: Path, data: dict[str, Any]) -> None:
+    """The student as it is, with its card."""
     name = options.target_name(target)
     with status(f"Writing {out}"):
-        if loop.best.exists():
-            best = checkpoints.load(loop.best)["masters"]
-            with torch.no_grad():
-                for key, p in loop.optimizer.weights.items():
-                    p.copy_(best[key])
         student.save(out, name)
-        data = {"prompts": ", ".join(Path(p).name for p in (*options.prompts, *options.answers))} | counts
         data |= {"tokens trained on": f"{loop.progress.tokens:,}", "steps": loop.progress.step}
-        shown = {
-            f.name: getattr(options, f.name) for f in fields(options) if f.name not in ("prompts", "answers", "out")
-        }
-        write_card(out, options.kind, student, name, data, shown, loop.progress.history)
+        write_card(out, options.kind, student, bare_name(name), data, shown(options), loop.progress.history)
+
+
+def about_data(options: Options, answers: list[Answer], train: list[Document], held: list[Document]) -> dict[str, Any]:
+    """What was learned from, for the card."""
+    files = {"files of prompts": options.prompts, "files of answers": options.answers}
+    names = {what: ", ".join(Path(p).name for p in paths) for what, paths in files.items() if paths}
+    docs, warm = train + held, sorted({a.temperature for a in answers} - {0.0})
+    greedy = sum(d.greedy for d in docs)
+    others = f", the others at temperature {', '.join(f'{t:g}' for t in warm)}" if greedy < len(docs) else ""
+    return names | {
+        "answers trained on": len(train),
+        "answers held out": len(held),
+        "greedy among them": f"{greedy}{others}",
+        "longest answer": f"{max(len(d.tokens) - d.answer for d in docs)} tokens",
+    }
+
+
+def shown(options: Options) -> dict[str, Any]:
+    """The options that had a part in the result; of files and folders their names alone."""
+    hidden = {"prompts", "answers", "out"} | (set() if options.prompts else {"max_tokens", "samples", "answer_batch"})
+    values = vars(options) | {"warmup": options.warmup_steps()}
+    return {k: bare_name(v) if isinstance(v, str) else v for k, v in values.items() if k not in hidden}

@@ -12,10 +12,9 @@ from pathlib import Path
 import torch
 
 from headstart.models.heads import Head
+from headstart.models.load import Loaded
 from headstart.train.chains import Chains
 from headstart.train.packing import Batch
-
-CHAIN = 5  # tokens of a chain on held-out text
 
 
 class Student:
@@ -35,7 +34,7 @@ class Student:
         levels: int = 1,
         decay: float = 1.0,
         noise: float = 0.0,
-        chain: int = CHAIN,
+        depth: int | None = None,
     ) -> None:
         self.module = module
         self.vocab = vocab  # tokens that it can say
@@ -44,7 +43,12 @@ class Student:
         self.levels = levels  # that are trained
         self.decay = decay  # of the weight of a level's loss, to the next level
         self.noise = noise  # on features while it learns, in parts of their deviation
-        self.chain = chain  # tokens of a chain on held-out text
+        self.depth = depth  # tokens of its longest draft; None: any number
+
+    @property
+    def drafter(self) -> Head | Loaded:
+        """As the engine takes it; its weights are those in training."""
+        raise NotImplementedError
 
     def states(self, features: torch.Tensor, batch: Batch, levels: int) -> Iterator[torch.Tensor]:
         """(R, S) for each level: what logits are made of, at the rows that count (`batch.levels`)."""
@@ -61,6 +65,10 @@ class Student:
     def save(self, folder: Path, target_name: str) -> None:
         raise NotImplementedError
 
+    def chain(self, asked: int) -> int:
+        """Tokens of a chain: as many as asked, or as it can draft."""
+        return asked if self.depth is None else min(asked, self.depth)
+
     def guesses(self, logits: torch.Tensor) -> torch.Tensor:
         """(R,) first choices, as the target's tokens."""
         best = logits.argmax(-1)
@@ -74,8 +82,11 @@ class HeadStudent(Student):
 
     def __init__(self, head: Head, levels: int, decay: float, noise: float) -> None:
         spec = head.spec
-        chain = min(CHAIN, spec.max_depth or CHAIN)
-        super().__init__(head, spec.draft_vocab_size, spec.taps, head.targets, levels, decay, noise, chain)
+        super().__init__(head, spec.draft_vocab_size, spec.taps, head.targets, levels, decay, noise, spec.max_depth)
+
+    @property
+    def drafter(self) -> Head:
+        return self.module
 
     def rows(self, features: torch.Tensor, batch: Batch, levels: int) -> Iterator[torch.Tensor]:
         """(T, S) states of all rows by level: that of row t at level k has read the tokens up to t + 1 + k."""

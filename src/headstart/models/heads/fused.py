@@ -52,8 +52,9 @@ class Weights:
 
 
 def _join(*parts: torch.nn.Linear) -> torch.Tensor:
-    """The weights one below the other; the modules keep views of them."""
-    joined = torch.cat([p.weight.data for p in parts])
+    """The weights one below the other; the modules keep views of them. A head on trial goes on learning with these."""
+    with torch.inference_mode(False):
+        joined = torch.cat([p.weight.data for p in parts])
     for part, own in zip(parts, joined.split([len(p.weight) for p in parts]), strict=True):
         part.weight.data = own
     return joined

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from headstart.errors import ModelError
-from headstart.models.heads.dialects import BORROWS
+from headstart.models.heads.dialects import BORROWS, TargetFacts
 from headstart.models.heads.eagle import Eagle3Head
 from headstart.models.heads.medusa import MedusaHead
 from headstart.models.heads.mlp import MlpHead
@@ -46,6 +46,21 @@ def save_eagle3(
     tensors = {name: _alone(tensor) for name, tensor in head.state_dict().items() if name not in left_out}
     config = make_config(head, target_name, tokens) | ({} if output else {BORROWS: True})
     _write(folder, config, tensors)
+
+
+def learned(head: Eagle3Head, target: TargetFacts) -> list[str]:
+    """Which of the tensors that a file may leave to the target are not the target's."""
+
+    def same(own: torch.Tensor, theirs: torch.Tensor | None, rows: torch.Tensor | None = None) -> bool:
+        if theirs is None:
+            return False
+        return torch.equal(own, (theirs if rows is None else theirs[rows]).to(own.dtype))
+
+    found = {
+        "embeddings": same(head.embed_tokens.weight, target.embedding),
+        "output matrix": same(head.lm_head.weight, target.lm_head, head.targets),
+    }
+    return [name for name, lent in found.items() if not lent]
 
 
 def make_config(head: Eagle3Head, target_name: str, tokens: int) -> dict[str, Any]:
