@@ -368,13 +368,13 @@ def count_attention(runner: TorchRunner) -> list[int]:
     """The rows of each call of the loop, from now on."""
     assert isinstance(runner.lean, LoopedModel)
     calls: list[int] = []
-    plain = runner.lean.loops
+    plain = runner.lean.reads.loops
 
     def attend(heads, *rest):
         calls.append(len(heads))
         plain.attend(heads, *rest)
 
-    runner.lean.loops = SimpleNamespace(**vars(plain) | {"attend": attend})
+    runner.lean.reads.loops = SimpleNamespace(**vars(plain) | {"attend": attend})
     return calls
 
 
