@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -211,8 +211,8 @@ class SpeculationOptions:
         ),
     ] = None
 
-    def config(self, default: str = "none") -> SpeculativeConfig:
-        """The speculative config that these options name; what must be said about it is said."""
+    def config(self, default: str = "none", preset: Mapping[str, Any] | None = None) -> SpeculativeConfig:
+        """The speculative config that these options name, or else the preset; what must be said about it is said."""
         given = self._shorthands()
         if self.speculative_config is not None:
             if given:
@@ -221,7 +221,7 @@ class SpeculationOptions:
                 )
             config, notes = parse_speculative(self.speculative_config)
         else:
-            config, notes = parse_speculative(_complete(given, default))
+            config, notes = parse_speculative(preset if preset and not given else _complete(given, default))
         for text in notes:
             note(text)
         if "." in config.method and os.getcwd() not in sys.path:

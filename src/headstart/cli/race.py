@@ -108,12 +108,12 @@ class Race:
 
 
 def warm_up(llm: LLM, races: list[Race]) -> None:
-    """What happens once happens now, for both lanes: allocations, and each prompt's KV, which the two then share."""
+    """What happens once happens now, for both lanes: allocations, and each prompt's KV."""
     short = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
     for speculative in (PLAIN, None):
         llm.generate("one two three one two three one two", short, speculative=speculative)
-    for race in races:
-        llm.generate(race.prompt_ids, SamplingParams(max_tokens=1, temperature=0), speculative=PLAIN)
+        for race in races:
+            llm.generate(race.prompt_ids, SamplingParams(max_tokens=1, temperature=0), speculative=speculative)
 
 
 def run(llm: LLM, race: Race, params: SamplingParams, changed: Callable[[], None]) -> None:
