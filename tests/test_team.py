@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import threading
-import time
 
 import pytest
 import torch
@@ -12,10 +11,6 @@ import torch
 from tests import tiny
 
 team = pytest.importorskip("headstart.models.team", reason="numba is not installed")
-
-
-def helpers() -> int:
-    return sum(t.name.startswith("product-") for t in threading.enumerate())
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3, 5])
@@ -32,20 +27,19 @@ def test_products_are_right(threads: int, outputs: int, inputs: int) -> None:
 
 
 def test_helpers_sleep_between_forwards_and_end_with_their_team() -> None:
-    before = helpers()
+    before = set(threading.enumerate())
     t = team.Team(3)
     x, weight = torch.randn(2, 8), torch.randn(16, 8)
     for _ in range(50):  # the helpers may still be at the last forward when the next one begins
         with t.at_work():
             torch.testing.assert_close(t.product(x, weight), x @ weight.t())
-    assert helpers() == before + 2
+    helpers = [thread for thread in threading.enumerate() if thread not in before]
+    assert len(helpers) == 2
     del t
     gc.collect()
-    for _ in range(100):
-        if helpers() == before:
-            return
-        time.sleep(0.05)
-    raise AssertionError("helpers are left behind")
+    for thread in helpers:
+        thread.join(5)
+        assert not thread.is_alive()
 
 
 def test_an_error_in_a_forward_lets_the_helpers_go() -> None:

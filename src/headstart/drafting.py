@@ -45,7 +45,7 @@ class Drafted:
     trees: list[Tree]
     names: list[str]
     logq: list[torch.Tensor | None]
-    depth: list[int]  # tokens of each that may be accepted
+    depth: list[int] = field(default_factory=list)  # tokens of each that may be accepted
     asked: list[Asked] = field(default_factory=list)
     mail: list[tuple[Draft, list[int]]] = field(default_factory=list)  # drafts that only the device knows; for whom
 
