@@ -120,7 +120,8 @@ class Drafting:
         out = Drafted([Tree() for _ in ready], [""] * len(ready), [None] * len(ready), [0] * len(ready))
         groups: dict[tuple[str, bool], list[int]] = {}
         for i, part in enumerate(ready):
-            if part.budget and (name := self.choose(part.request)):
+            name = self.choose(part.request)
+            if name and (part.budget or (part.seat >= 0 and self.drafters[name].needs.hidden_layers)):
                 groups.setdefault((name, part.seat >= 0), []).append(i)
         for (name, seated), members in groups.items():
             view = View([self._view(ready[i], depth(ready[i])) for i in members], texts if seated else None)
@@ -135,6 +136,11 @@ class Drafting:
                     r.slots, r.room = held[:computed], held[computed:]
             self._ask(Asked(name, view, members), out)
         return out
+
+    def reads(self, request: Request) -> bool:
+        """Does its drafter read what the target computes?"""
+        name = self.choose(request)
+        return name is not None and bool(self.drafters[name].needs.hidden_layers)
 
     def can_draft_ahead(self, request: Request) -> bool:
         """Can its drafter draft where the target's device keeps the texts?"""

@@ -203,7 +203,6 @@ class Engine:
         clock = Clock(self._wait)
         if before is not None:
             self._expect(before)
-            before.followed = True
         plan = self._plan = self.scheduler.plan()
         if not plan.parts:
             return None
@@ -216,6 +215,7 @@ class Engine:
         )
         self._cut(plan, drafted)
         self._thin(drafted)
+        drafted.depth = [d if len(t) else 0 for d, t in zip(drafted.depth, drafted.trees, strict=True)]
         clock.lap("draft")
         stops = self._run_on(plan, drafted)
         batch, places = self._pack(plan, drafted.trees)
@@ -225,6 +225,8 @@ class Engine:
             batch.source = _sources(plan, before, batch)
             batch.mail = _mail_sources(plan, drafted, batch)
         clock.lap("host")
+        if before is not None:
+            before.followed = True
         forward = self.runner.forward(batch)
         clock.lap("target")
         flight = Flight(plan, drafted, batch, places, forward, clock, chosen)
@@ -291,7 +293,14 @@ class Engine:
             return False
         ready = [p.request for p in flight.plan.ready if p.request.finish_reason is None]
         budgets = self.policy.budget(ready, Load(len(self.scheduler.running), len(self.scheduler.waiting), 0))
-        return all(self._has_seat(r) for b, r in zip(budgets, ready, strict=True) if b and self._drafts_for(r))
+        return all(self._may_go_on(r, b) for b, r in zip(budgets, ready, strict=True))
+
+    def _may_go_on(self, request: Request, budget: int) -> bool:
+        """Can its next draft be made on the device? What a step left for a drafter to read is gone when the next one runs, so
+        that drafter has to be asked there, and has to have read what was before."""
+        if self.drafting.reads(request):
+            return budget > 0 and self._has_seat(request) and request.num_output > 0
+        return not budget or not self._drafts_for(request) or self._has_seat(request)
 
     def _is_known(self, part: Planned, depth: int) -> bool:
         """Will the device know all that the request's next step needs? Where this one may end the text, none is to follow."""
@@ -301,8 +310,10 @@ class Engine:
         return not depth or (part.seat >= 0 and depth < self._depth(part))
 
     def _can_draft_ahead(self, request: Request) -> bool:
-        """Noise belongs to a position, which the host does not know behind a draft: so only where none is needed."""
-        return self.texts is not None and request.params.greedy and self.drafting.can_draft_ahead(request)
+        """Noise belongs to a position, which the host does not know behind a draft: so only where none is needed, and where
+        the device chooses."""
+        sure = self.texts is not None and request.params.greedy and self._asks(request)
+        return sure and self.drafting.can_draft_ahead(request)
 
     def _has_seat(self, request: Request) -> bool:
         return self.texts is not None and self.texts.find(request.id) >= 0
@@ -678,7 +689,7 @@ def _mail_sources(plan: Plan, drafted: Drafted, batch: Batch) -> torch.Tensor | 
     assert batch.source is not None
     for i, (places, sized, grown) in where.items():
         batch.source[ready[i].stop - len(places) : ready[i].stop] = places
-        ready[i].sized, ready[i].grown = (sized, grown) if places else (-1, -1)
+        ready[i].sized, ready[i].grown = (sized if places else -1), (grown if len(places) > 1 else -1)
     return mail
 
 

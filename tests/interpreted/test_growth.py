@@ -74,3 +74,19 @@ def test_drafts_are_those_of_the_host(name: str, arrivals: int, few: bool, fused
     assert len(drafted) > 4 * len(rs) and drafts.ahead > 3
     assert drafted == {text: host[text] for text in drafted}
     assert not few or sum(r.stats.accepted for r in rs) > 1
+
+
+def test_everybody_in_one_batch_has_its_own_text_and_drafts() -> None:
+    """Small budgets, no speculation, noise, and penalties that the host decides, beside one that the device drafts for."""
+    own: list[tuple[Any, dict[str, Any]]] = [
+        (None, {}), ({"max_tokens": 2}, {}), (False, {}), (None, dict(temperature=1.0)), (None, dict(repetition_penalty=1.2)),
+    ]  # fmt: skip
+
+    def requests() -> list[Request]:
+        prompts = [*PROMPTS, *PROMPTS]
+        return [request(prompts[i], s, seed=i, eos=None, max_tokens=8, **p) for i, (s, p) in enumerate(own)]
+
+    rs = requests()
+    assert run(engine(small(), TREE, head=eagle()), rs) == run(engine(TorchRunner(small())), requests())
+    assert [bool(r.stats.drafted) for r in rs] == [True, True, False, True, True]
+    assert rs[1].stats.drafted <= 2 * rs[1].stats.drafts

@@ -221,7 +221,9 @@ class SpeculationOptions:
                 )
             config, notes = parse_speculative(self.speculative_config)
         else:
-            config, notes = parse_speculative(preset if preset and not given else _complete(given, default))
+            named = {"drafter", "draft_model", "static_tree"} & given.keys()
+            base = {} if named or not preset else dict(preset)
+            config, notes = parse_speculative(base | _complete(given, default))
         for text in notes:
             note(text)
         if "." in config.method and os.getcwd() not in sys.path:

@@ -165,7 +165,7 @@ class HeadDrafter(GrowingDrafter):
         self._trails.pop(request.id, None)
 
     def close(self) -> None:
-        self.keys, self.values = [], []
+        self.keys, self.values, self.grower = [], [], None
 
     def describe(self) -> str:
         return f"{self.head.spec.kind} head, {self._drafts()}"
@@ -198,7 +198,7 @@ class HeadDrafter(GrowingDrafter):
         drafted = [r for r in view.requests if self._can_grow(r)]
         if not drafted or view.step is None or self.grower is None:
             return Draft.of([Tree() for _ in view.requests])
-        self._catch_up([(r.id, r.tokens, r.slots) for r in drafted if len(self._trails[r.id].features) > 1])
+        self._catch_up([(r.id, r.tokens, r.slots) for r in drafted if self._has_more(r)])
         g, count, padded = self.grower.growth, len(drafted), step_up(len(drafted))
         many = drafted + drafted[-1:] * (padded - count)
         numbers = texts.on_device([*(r.line for r in many), *(r.seat for r in many)])
@@ -211,10 +211,15 @@ class HeadDrafter(GrowingDrafter):
     def _can_grow(self, r: RequestView) -> bool:
         """Does the device know how far the head has read this text, and is there room for a whole draft?"""
         trail, g = self._trails.get(r.id), self.growth
-        if trail is None or g is None or r.line < 0 or r.budget < g.nodes:
+        if trail is None or g is None or r.line < 0 or (not r.budget and r.tokens[-1] != PENDING):
             return False
         told = r.tokens[-1] == PENDING or trail.known == len(r.tokens) - 1
         return told and len(r.tokens) + 2 * g.depth < self.around.max_model_len
+
+    def _has_more(self, r: RequestView) -> bool:
+        """Do features wait that the last forward did not leave? The device reads no others."""
+        waiting = len(self._trails[r.id].features)
+        return waiting > 1 or (waiting == 1 and r.tokens[-1] == PENDING)
 
     def _send(
         self,
@@ -226,15 +231,14 @@ class HeadDrafter(GrowingDrafter):
     ) -> Draft:
         """The host knows no more than how many nodes there may be: their tokens and parents are in the mail."""
         ids = {r.id for r in drafted}
-        lines = tuple(r.id in ids for r in view.requests)
-        at, index = _places(lines, g)
+        sizes = tuple(min(r.budget, g.nodes) if r.id in ids else -1 for r in view.requests)
+        at, index = _places(sizes, g)
         branches = g.nodes > 1 and (g.width > 1 or g.top_k > 1)
-        blank = [-1] * g.nodes if branches else list(range(-1, g.nodes - 1))
-        draft = Draft.of([Tree([PENDING] * g.nodes, list(blank)) if line else Tree() for line in lines])
+        draft = Draft.of([Tree([PENDING] * n, [-1] * n) if branches else Tree.chain([PENDING] * n) for n in sizes])
 
         def wait() -> list[Tree]:
             rows = iter(told().tolist())
-            return [_tree(next(rows), g.nodes) if line else Tree() for line in lines]
+            return [_tree(next(rows), g.nodes) if n >= 0 else Tree() for n in sizes]
 
         draft.mail = Mail(found.view(-1), index, wait, at, at + 1 + g.nodes if branches else None, g.depth)
         return draft
@@ -353,10 +357,10 @@ class HeadDrafter(GrowingDrafter):
 
 
 @functools.lru_cache(256)
-def _places(lines: tuple[bool, ...], g: DeviceGrowth) -> tuple[np.ndarray, np.ndarray]:
-    """Where the mail of each request begins, and where its nodes' tokens are, for those that have any."""
-    at = np.cumsum([0, *lines])[:-1] * g.mail
-    return at, np.concatenate([a + 1 + np.arange(g.nodes) for a, line in zip(at, lines, strict=True) if line])
+def _places(sizes: tuple[int, ...], g: DeviceGrowth) -> tuple[np.ndarray, np.ndarray]:
+    """Where the mail of each request begins, and where the tokens of its first nodes are; -1: it has no mail."""
+    at = np.cumsum([0, *(n >= 0 for n in sizes)])[:-1] * g.mail
+    return at, np.concatenate([a + 1 + np.arange(max(n, 0)) for a, n in zip(at, sizes, strict=True)])
 
 
 def _tree(numbers: list[int], nodes: int) -> Tree:

@@ -10,7 +10,7 @@ import contextlib
 import functools
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -73,9 +73,12 @@ class KernelRunner(TorchRunner):
         self.texts: Texts | None = None
         self.budget = Budget()
 
-    def at_work(self) -> contextlib.AbstractContextManager[Any]:
-        """Entered before the device is waited for, and not between its steps."""
-        return torch.inference_mode()
+    @contextlib.contextmanager
+    def at_work(self) -> Iterator[None]:
+        """Entered before the device is waited for, and not between its steps. Drafters launch their own kernels there."""
+        home = torch.cuda.device(self.device) if self.device.type == "cuda" else contextlib.nullcontext()
+        with torch.inference_mode(), home:
+            yield
 
     # ------------------------------------------------------------------ memory
     def needs_bytes(self, max_rows: int) -> int:
@@ -248,7 +251,7 @@ class KernelRunner(TorchRunner):
             return
         ahead.advance(get, layout, self.mail, self.texts, shape.new)
         if shape.width:
-            ahead.plant(get, layout, self.mail, shape.new)
+            ahead.plant(get, layout, self.mail, shape.width)
 
     def _land(self, batch: Batch, shape: Shape) -> PinnedLanding | None:
         if batch.choice is None:

@@ -1,7 +1,7 @@
 """The lean forward with its small operations as compiled loops: for a few rows on CPUs, where torch's own cost the most.
 
-Products stay with torch. Between them the residual stream is numpy's view of the same memory. Prefills of many rows take the
-lean forward as it is.
+Products of a few rows go to a team of threads, others stay with torch. Between them the residual stream is numpy's view of the
+same memory. Prefills of many rows take the lean forward as it is.
 """
 
 from __future__ import annotations
@@ -212,7 +212,7 @@ class LoopedModel(LeanModel):
     def _hall(self) -> Room:
         hidden, wide = self.embed.weight.shape[1], self.blocks[0].down.inputs
         sizes = (hidden, hidden, wide, self.num_heads * self.head_dim)
-        return Room(*(torch.empty(MOST_ROWS, n) for n in sizes))
+        return Room(*(torch.empty(MOST_ROWS, n, dtype=torch.float32) for n in sizes))
 
     def _room(self, rows: int) -> Room:
         if rows not in self._rooms:

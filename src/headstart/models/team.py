@@ -11,6 +11,7 @@ The threads are not OpenMP's: a second runtime beside torch's would slow down th
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import weakref
 from collections.abc import Iterator
@@ -186,16 +187,22 @@ class Team:
         self._board = np.zeros(DONE + LINE * count, np.int64)
         self._board[STOP] = 1
         self._address = self._board.ctypes.data
-        self._wake = [threading.Event() for _ in range(1, count)]
+        self._start()
+
+    def _start(self) -> None:
+        self._pid = os.getpid()
+        self._wake = [threading.Event() for _ in range(1, self.count)]
         over = threading.Event()
         for i, wake in enumerate(self._wake, 1):
-            how = (self._board, i, count, wake, over)
+            how = (self._board, i, self.count, wake, over)
             threading.Thread(target=_help, args=how, name=f"product-{i}", daemon=True).start()
-        weakref.finalize(self, _end, self._wake, over)
+        weakref.finalize(self, _end, self._wake, over).atexit = False  # an engine may still compute then
 
     @contextlib.contextmanager
     def at_work(self) -> Iterator[None]:
         """Around the products of one forward."""
+        if os.getpid() != self._pid:  # threads do not survive a fork
+            self._start()
         self._board[STOP] = 0
         for wake in self._wake:
             wake.set()
@@ -210,7 +217,7 @@ class Team:
         """x W^T, for x (rows, inputs) and weight (outputs, inputs) in float32, while at work."""
         (rows, inputs), outputs = x.shape, len(weight)
         x = x if x.is_contiguous() else x.contiguous()
-        out = torch.empty(rows, outputs)
+        out = torch.empty(rows, outputs, dtype=torch.float32, device="cpu")
         for r in range(0, rows, ROWS):
             own, where = x.data_ptr() + 4 * r * inputs, out.data_ptr() + 4 * r * outputs
             lead(self._address, self.count, own, weight.data_ptr(), where, min(ROWS, rows - r), outputs, inputs)

@@ -127,7 +127,8 @@ class Grower:
         if numbers is not self._asked:
             self.field.numbers[: 2 * padded].copy_(numbers)
             self._asked = numbers
-        how = functools.partial(kernels.begin, self.field, step, texts, padded)
+        taps = [step.hidden[layer] for layer in self.head.spec.taps]
+        how = functools.partial(kernels.begin, self.field, step, taps, texts, padded)
         key = (padded, step if step.fixed and self._is_usual(padded, step) else None)
         if key[1] is None:
             how()
@@ -192,18 +193,25 @@ class Grower:
 
     def _capture(self, lines: int, begin: Callable[[], None] | None) -> list[torch.cuda.CUDAGraph]:
         """Run once for real, so that kernels are compiled; then record."""
-        side = torch.cuda.Stream(self.device)
+        side = self._side
         side.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(side):
             self._run(lines, begin)
         torch.cuda.current_stream(self.device).wait_stream(side)
         try:
-            with Capture(side, torch.cuda.graph_pool_handle(), 0) as capture:
+            with Capture(side, self._pool, 0) as capture:
                 self._run(lines, begin)
-        except torch.cuda.OutOfMemoryError:
-            raise
-        except RuntimeError as error:
+        except RuntimeError as error:  # out of memory, or a head that cannot be recorded
             self.graphs_allowed = False
-            note(f"This head runs without graphs, so each level pays its launches: {str(error).split('. ')[0]}.")
+            note(f"This head runs without further graphs, so levels pay their launches: {str(error).split('. ')[0]}.")
             return []
         return capture.pieces
+
+    @functools.cached_property
+    def _side(self) -> torch.cuda.Stream:
+        return torch.cuda.Stream(self.device)
+
+    @functools.cached_property
+    def _pool(self) -> Any:
+        """Memory that all graphs share: what one leaves behind lies in the field."""
+        return torch.cuda.graph_pool_handle()

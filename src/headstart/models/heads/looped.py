@@ -51,7 +51,7 @@ class LoopedEagle3(Head):
         def product(*weights: torch.Tensor, bias: torch.Tensor | None = None) -> Product:
             return make(torch.cat(weights).detach(), bias)
 
-        self.fc, self.lm_head = product(head.fc.weight), product(head.lm_head.weight)
+        head.fc, head.lm_head = (quantized.SmallLinear(product(m.weight)) for m in (head.fc, head.lm_head))  # type: ignore[assignment]
         self.qkv = product(*(p.weight for p in parts), bias=bias)
         self.out = product(attention.o_proj.weight, bias=attention.o_proj.bias)
         self.gate_up, self.down = product(mlp.gate_proj.weight, mlp.up_proj.weight), product(mlp.down_proj.weight)
@@ -66,13 +66,7 @@ class LoopedEagle3(Head):
             linear.weight.data = linear.weight.data.new_empty(0)
 
     def begin(self, features: torch.Tensor) -> torch.Tensor:
-        flags, inner = self.inner.flags, self.inner
-        if flags.norm_before_fc:
-            features = inner.input_norm(features)
-        if flags.fc_norm:
-            parts = features.split(self.spec.hidden_size, -1)
-            features = torch.cat([norm(part) for norm, part in zip(inner.fc_norm, parts, strict=True)], -1)
-        return self.fc(features)
+        return self.inner.begin(features)
 
     def advance(
         self, level: int, state: torch.Tensor, tokens: torch.Tensor, positions: torch.Tensor, context: Attends | None
@@ -93,7 +87,7 @@ class LoopedEagle3(Head):
         both[:, size:] = normed
         rest = normed if flags.norm_before_residual else x.copy()
         cos, sin = (a[:, 0].numpy() for a in self.inner.angles(positions, state))
-        found = torch.empty(len(tokens), self.reads.num_heads * self.reads.head_dim)
+        found = torch.empty(len(tokens), self.reads.num_heads * self.reads.head_dim, dtype=torch.float32)
         reader = Reader(self.reads, context, found)
         heads = self.qkv(torch.from_numpy(both)).numpy().reshape(len(tokens), -1, self.reads.head_dim)
         loops.rotate(heads, self.reads.num_heads, NO_GAINS, eps, cos, sin, *reader.pools[0], reader.write)
@@ -106,4 +100,4 @@ class LoopedEagle3(Head):
         return torch.from_numpy(h if flags.norm_output else rest)
 
     def logits(self, level: int, state: torch.Tensor) -> torch.Tensor:
-        return self.lm_head(state if self.inner.flags.norm_output else self.inner.norm(state))
+        return self.inner.logits(level, state)

@@ -344,7 +344,7 @@ class Field:
         )  # fmt: skip
 
 
-def begin(field: Field, step: DeviceStep, texts: DeviceTexts, count: int) -> None:
+def begin(field: Field, step: DeviceStep, taps: list[torch.Tensor], texts: DeviceTexts, count: int) -> None:
     """Say where each line reads on behind the target's last step, and gather the features of those rows."""
     g = field.growth
     _begin[(count,)](
@@ -354,11 +354,9 @@ def begin(field: Field, step: DeviceStep, texts: DeviceTexts, count: int) -> Non
         field.own_positions, field.own_slots, field.first_page, field.span, field.most_pages, g.expanded, field.lines,
         g.rows, triton.next_power_of_2(max(2, g.rows)), g.width, field.page_size, 64, num_warps=1,
     )  # fmt: skip
-    taps = list(step.hidden.values())
     size, count_taps = taps[0].shape[1], len(taps)
-    taps += taps[:1] * (MOST_TAPS - count_taps)
     _gather[(count * g.rows, triton.cdiv(size, 1024))](
-        *taps, field.rows, field.features, size, count_taps, 1024, num_warps=4
+        *taps, *taps[:1] * (MOST_TAPS - count_taps), field.rows, field.features, size, count_taps, 1024, num_warps=4
     )
 
 
