@@ -22,7 +22,7 @@ from tests.interpreted.test_kernel_engine import PROMPTS
 small = functools.partial(test_kernel_engine.small, "llama", seed=4)
 CHAIN: dict[str, Any] = {"method": "eagle3", "num_speculative_tokens": 3}
 TREE = CHAIN | {"tree": True, "num_draft_nodes": 7, "top_k": 3, "max_branches": 2, "p_split": 0.0}
-LONG = 10
+LONG = 12
 
 
 @pytest.fixture(autouse=True)
@@ -71,7 +71,7 @@ def test_drafts_are_those_of_the_host(name: str, arrivals: int, few: bool, fused
     assert run(e, rs, arrivals) == wanted()[: len(rs)]
     host = by_the_host(name, few)
     drafted = {text: draft for text, draft in drafts.found.items() if draft[0] and text in host}
-    assert len(drafted) > 4 * len(rs) and drafts.ahead > 3
+    assert len(drafted) > 4 * len(rs) and drafts.ahead > 2
     assert drafted == {text: host[text] for text in drafted}
     assert not few or sum(r.stats.accepted for r in rs) > 0
 
