@@ -279,7 +279,9 @@ def speeds(args: argparse.Namespace) -> dict[str, Any]:
 
 # ------------------------------------------------------------------ steps
 def steps(args: argparse.Namespace) -> dict[str, Any]:
-    formats: dict[str, tuple[str, dict[str, Any]]] = {"torch f32": ("smollm2", {"runner": "torch", "wide_weights": True})}
+    formats: dict[str, tuple[str, dict[str, Any]]] = {
+        "torch f32": ("smollm2", {"runner": "torch", "wide_weights": True})
+    }
     formats |= {f"torch {q}": ("smollm2", {"runner": "torch", "quantize": q}) for q in ("int8", "int4")}
     formats |= {f"llama.cpp {Path(p).name}": (p, {"runner": "llamacpp"}) for p in args.gguf}
     out = {}
