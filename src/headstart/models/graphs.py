@@ -7,7 +7,9 @@ stand still. So the first layers are a graph of their own. It is launched quickl
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -40,6 +42,33 @@ class Budget:
     count: int = 0
     seconds: float = 0.0
     bytes: int = 0
+
+
+class Recorder:
+    """Where the graphs of one owner are recorded: always on the same stream, into memory that they share, since only one of
+    them runs at a time."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    @functools.cached_property
+    def _side(self) -> torch.cuda.Stream:
+        return torch.cuda.Stream(self.device)
+
+    @functools.cached_property
+    def _pool(self) -> Any:
+        return torch.cuda.graph_pool_handle()
+
+    def rehearse(self, run: Callable[[], Any]) -> None:
+        """Run for real, so that kernels are compiled."""
+        here = torch.cuda.current_stream(self.device)
+        self._side.wait_stream(here)
+        with torch.cuda.stream(self._side):
+            run()
+        here.wait_stream(self._side)
+
+    def capture(self, num_layers: int = 0) -> Capture:
+        return Capture(self._side, self._pool, num_layers)
 
 
 class Capture:

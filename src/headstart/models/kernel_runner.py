@@ -19,7 +19,7 @@ from headstart.core import Batch, DeviceStep, Forward
 from headstart.errors import ConfigError
 from headstart.models import packing
 from headstart.models.fused import FusedModel
-from headstart.models.graphs import Budget, Capture, Graph
+from headstart.models.graphs import Budget, Capture, Graph, Recorder
 from headstart.models.kernels import ahead, choose
 from headstart.models.kernels.attention import DETERMINISTIC_SPLITS, Layout, Room
 from headstart.models.lean import in_family
@@ -71,7 +71,7 @@ class KernelRunner(TorchRunner):
         self.graphs: dict[tuple[Shape, tuple[int, ...], int | None], Graph | None] = {}
         self._seen: Counter[Any] = Counter()  # of the steps that have no graph yet
         self.texts: Texts | None = None
-        self.budget = Budget()
+        self.recorder, self.budget = Recorder(self.device), Budget()
 
     @contextlib.contextmanager
     def at_work(self) -> Iterator[None]:
@@ -319,12 +319,9 @@ class KernelRunner(TorchRunner):
         self.block.zero_()
         _nobody(self.block, shape)
         try:
-            side, logits = self._side, self.logits[: shape.rows]
-            side.wait_stream(torch.cuda.current_stream(self.device))
-            with torch.cuda.stream(side):
-                self._run(self.block, shape, None, taps, layers)
-            torch.cuda.current_stream(self.device).wait_stream(side)
-            with Capture(side, self._pool, len(self.shapes)) as capture:
+            logits = self.logits[: shape.rows]
+            self.recorder.rehearse(lambda: self._run(self.block, shape, None, taps, layers))
+            with self.recorder.capture(len(self.shapes)) as capture:
                 found, hidden = self._run(self.block, shape, None, taps, layers, logits, capture)
                 if found is not logits:
                     logits.copy_(found)
@@ -332,16 +329,6 @@ class KernelRunner(TorchRunner):
         finally:
             self.block.copy_(block)
             self.chosen.copy_(chosen)
-
-    @functools.cached_property
-    def _side(self) -> torch.cuda.Stream:
-        """Where graphs are recorded: always the same stream, so that they can share memory."""
-        return torch.cuda.Stream(self.device)
-
-    @functools.cached_property
-    def _pool(self) -> Any:
-        """Memory that all graphs share: only one runs at a time."""
-        return torch.cuda.graph_pool_handle()
 
 
 def _cut(hidden: dict[int, torch.Tensor], batch: Batch) -> dict[int, torch.Tensor]:

@@ -15,7 +15,7 @@ import torch
 from headstart.core import Batch, DeviceStep, DeviceTexts
 from headstart.models import packing
 from headstart.models.attention import Attends
-from headstart.models.graphs import Capture
+from headstart.models.graphs import Recorder
 from headstart.models.heads import Head
 from headstart.models.heads.fused import FusedEagle3, fusible
 from headstart.models.kernels import growth as kernels
@@ -101,6 +101,7 @@ class Grower:
         self.room = self._room()
         self.keys: list[torch.Tensor] = []
         self.values: list[torch.Tensor] = []
+        self.recorder = Recorder(self.device)
         self._asked: torch.Tensor | None = None  # what `field.numbers` holds
         self._graphs: dict[tuple[int, DeviceStep | None], list[torch.cuda.CUDAGraph]] = {}
         self._seen: Counter[tuple[int, DeviceStep]] = Counter()
@@ -193,25 +194,12 @@ class Grower:
 
     def _capture(self, lines: int, begin: Callable[[], None] | None) -> list[torch.cuda.CUDAGraph]:
         """Run once for real, so that kernels are compiled; then record."""
-        side = self._side
-        side.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(side):
-            self._run(lines, begin)
-        torch.cuda.current_stream(self.device).wait_stream(side)
+        self.recorder.rehearse(lambda: self._run(lines, begin))
         try:
-            with Capture(side, self._pool, 0) as capture:
+            with self.recorder.capture() as capture:
                 self._run(lines, begin)
         except RuntimeError as error:  # out of memory, or a head that cannot be recorded
             self.graphs_allowed = False
             note(f"This head runs without further graphs, so levels pay their launches: {str(error).split('. ')[0]}.")
             return []
         return capture.pieces
-
-    @functools.cached_property
-    def _side(self) -> torch.cuda.Stream:
-        return torch.cuda.Stream(self.device)
-
-    @functools.cached_property
-    def _pool(self) -> Any:
-        """Memory that all graphs share: what one leaves behind lies in the field."""
-        return torch.cuda.graph_pool_handle()
