@@ -38,8 +38,8 @@ def status(message: str) -> Iterator[None]:
 
 
 @contextmanager
-def bar(message: str, total: int, unit: str = "bytes") -> Iterator[Callable[[int], None]]:
-    """A bar; the body calls the returned function with how much was done since the last call."""
+def bar(message: str, total: int, unit: str = "bytes", done: int = 0) -> Iterator[Callable[[int], None]]:
+    """A bar that begins at `done`; the body calls the returned function with how much was done since the last call."""
     if _quiet or not sys.stderr.isatty():
         with status(message):
             yield lambda done: None
@@ -50,5 +50,5 @@ def bar(message: str, total: int, unit: str = "bytes") -> Iterator[Callable[[int
     count = DownloadColumn() if unit == "bytes" else MofNCompleteColumn()
     columns = (TextColumn("{task.description}"), BarColumn(), count, TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True)) as progress:
-        task = progress.add_task(message, total=total)
+        task = progress.add_task(message, total=total, completed=done)
         yield lambda done: progress.advance(task, done)

@@ -60,6 +60,14 @@ class AnswerOptions:
             show_default=False,
         ),
     ] = None
+    more_prompts: Annotated[
+        int,
+        option(
+            "--more-prompts",
+            help="Let the target write so many more prompts, after the example of those in the files; a few dozen will do.",
+            panel=ANSWERS,
+        ),
+    ] = 0
     samples: Annotated[
         int,
         option("--samples", help="Answers to each prompt: the first greedy, further ones sampled.", panel=ANSWERS),

@@ -7,7 +7,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -96,13 +96,13 @@ def _parse(text: str, where: str) -> Any:
 
 
 def _of_line(line: str, where: str, as_json: bool) -> Prompt:
-    return _of_item(_parse(line, where), where) if as_json else _prompt([("user", line.strip())])
+    return _of_item(_parse(line, where), where) if as_json else user_prompt(line)
 
 
 def _of_item(item: Any, where: str) -> Prompt:
     """One object of a file, in any of the usual shapes."""
     if isinstance(item, str) and item.strip():
-        return _prompt([("user", item.strip())])
+        return user_prompt(item)
     if not isinstance(item, Mapping):
         raise BadInput(f"{where}: expected an object with a prompt, not {type(item).__name__}.")
     if (turns := item.get("messages") or item.get("conversations")) is not None:
@@ -110,7 +110,7 @@ def _of_item(item: Any, where: str) -> Prompt:
     for name in FIELDS:
         if isinstance(item.get(name), str) and item[name].strip():
             extra = _input(item) if name == "instruction" else ""
-            return _prompt([("user", f"{item[name].strip()}\n\n{extra}".strip())])
+            return user_prompt(f"{item[name].strip()}\n\n{extra}")
     raise BadInput(
         f"{where}: no prompt in it; expected one of {', '.join(FIELDS)}, messages or conversations, "
         f"and found {', '.join(map(str, item)) or 'nothing'}."
@@ -140,6 +140,10 @@ def _turns(turns: Any, where: str) -> list[tuple[str, str]]:
     if not out:
         raise BadInput(f"{where}: no turn of the user in this conversation.")
     return out
+
+
+def user_prompt(text: str) -> Prompt:
+    return _prompt([("user", text.strip())])
 
 
 def _prompt(messages: list[tuple[str, str]]) -> Prompt:
@@ -238,7 +242,11 @@ def _ask(
 
 
 def read_answers(path: Path, repair: bool = False) -> list[Answer]:
-    """The answers of a file. A last line that a kill tore off is left out, and cut off with `repair`."""
+    return [_of_answer(line, where) for where, line in whole_lines(path, repair)]
+
+
+def whole_lines(path: Path, repair: bool = False) -> list[tuple[str, bytes]]:
+    """(where, line) of a file. A last line that a kill tore off is left out, and cut off with `repair`."""
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -247,11 +255,8 @@ def read_answers(path: Path, repair: bool = False) -> list[Answer]:
     if repair and whole < len(data):
         note(f"{path}: the last line was torn off by a kill; it is written anew.")
         os.truncate(path, whole)
-    return [_of_answer(line, f"{path}, line {i}") for i, line in _lines(data[:whole])]
-
-
-def _lines(data: bytes) -> Iterable[tuple[int, bytes]]:
-    return ((i, line) for i, line in enumerate(data.split(b"\n"), start=1) if line.strip())
+    lines = enumerate(data[:whole].split(b"\n"), start=1)
+    return [(f"{path}, line {i}", line) for i, line in lines if line.strip()]
 
 
 def _of_answer(line: bytes, where: str) -> Answer:

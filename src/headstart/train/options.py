@@ -24,6 +24,7 @@ FREE = {
     "dialect",
     "prompts",
     "answers",
+    "more_prompts",
     "answer_batch",
     "minutes",
     "steps",
@@ -49,6 +50,7 @@ class Options:
         "length": 16,
         "batch": 1,
         "samples": 1,
+        "more_prompts": 0,
         "max_tokens": 2,
         "answer_batch": 1,
         "warmup": 0,
@@ -67,6 +69,7 @@ class Options:
     answers: tuple[str, ...] = ()  # files of answers that were written before; with these, no prompts are needed
     name: str | None = None  # of the target in what is written, where `target` is a folder
     # answers
+    more_prompts: int = 0  # that the target writes itself, after the example of the others
     max_tokens: int = 512
     samples: int = 1  # answers to each prompt
     answer_batch: int = 256  # requests at a time
@@ -120,6 +123,8 @@ class Options:
         check_schedule(self.schedule)
         if not self.prompts and not self.answers:
             raise BadInput("Neither prompts nor answers were given: there is nothing to train on.")
+        if self.more_prompts and not self.prompts:
+            raise BadInput("More prompts are written after the example of others: give a file of prompts too.")
         if self.minutes is None and self.steps is None:
             raise ConfigError("A run needs an end: give minutes or steps.")
         board.check(self.tensorboard)

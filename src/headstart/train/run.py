@@ -6,7 +6,7 @@ import gc
 import random
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -16,6 +16,7 @@ from headstart.progress import note, status
 from headstart.train import checkpoints, losses
 from headstart.train.data import Answer, Prompt, read_answers, read_prompts, unanswered, write_answers
 from headstart.train.export import bare_name, write_card
+from headstart.train.invent import invent, read_invented
 from headstart.train.loop import Limits, Loop
 from headstart.train.memory import estimate
 from headstart.train.optimizer import Optimizer
@@ -26,6 +27,9 @@ from headstart.train.stopping import Look, best_look
 from headstart.train.student import Student
 from headstart.train.target import Teacher
 from headstart.train.trial import Trials
+
+if TYPE_CHECKING:
+    from headstart.llm import LLM
 
 KV_MEMORY = 16 << 30  # bytes for the engine that writes answers, on a GPU
 
@@ -55,7 +59,8 @@ def train(options: Options) -> Report:
     prompts = read_prompts(options.prompts) if options.prompts else []
     answers = [a for path in options.answers for a in read_answers(Path(path).expanduser())]
     if prompts:
-        answers += answer_prompts(options, prompts, out / "work" / "answers.jsonl")
+        answers += answer_prompts(options, prompts, out / "work")
+        release()
     torch.manual_seed(options.seed)
     target = load(options.target, options.device, options.dtype, runner="torch")
     try:
@@ -66,31 +71,42 @@ def train(options: Options) -> Report:
         ) from error
 
 
-def answer_prompts(options: Options, prompts: list[Prompt], path: Path) -> list[Answer]:
-    """The target's answers, by our engine, in a file that a kill leaves usable."""
+def answer_prompts(options: Options, prompts: list[Prompt], folder: Path) -> list[Answer]:
+    """The target's answers, by our engine, in a file that a kill leaves usable; to more prompts of its own, if asked for."""
+    path, own = folder / "answers.jsonl", folder / "prompts.jsonl"
+    invented = list(read_invented(own)[0].values())[: options.more_prompts]
+    if len(invented) == options.more_prompts and not unanswered(prompts + invented, options.samples, path):
+        return read_answers(path)
+    cuda = pick_device(options.device).type == "cuda"
+    seqs = options.answer_batch if cuda else min(8, options.answer_batch)
+    with writer(options, seqs) as llm:
+        if options.more_prompts:
+            prompts = prompts + invent(llm, prompts, options.more_prompts, own, 2 * seqs, options.seed)
+        longest = min(options.length - 16, llm.model.max_len - options.max_tokens)
+        return write_answers(llm, prompts, path, options.max_tokens, options.samples, longest, 4 * seqs, options.seed)
+
+
+def writer(options: Options, seqs: int) -> LLM:
+    """The target in an engine for so many requests at a time."""
     from headstart.llm import LLM
 
-    if not unanswered(prompts, options.samples, path):
-        return read_answers(path)
     where = pick_device(options.device)
-    cuda = where.type == "cuda"
-    seqs = options.answer_batch if cuda else min(8, options.answer_batch)
-    with LLM(
+    return LLM(
         options.target,
         device=options.device,
         dtype=options.dtype,
         max_num_seqs=seqs,
         max_batch_tokens=max(512, 4 * seqs),
-        kv_memory=min(KV_MEMORY, torch.cuda.mem_get_info(where)[0] // 2) if cuda else None,
+        kv_memory=min(KV_MEMORY, torch.cuda.mem_get_info(where)[0] // 2) if where.type == "cuda" else None,
         runner="torch",
-    ) as llm:
-        longest = min(options.length - 16, llm.model.max_len - options.max_tokens)
-        found = write_answers(llm, prompts, path, options.max_tokens, options.samples, longest, 4 * seqs, options.seed)
-    del llm
+    )
+
+
+def release() -> None:
+    """Give back the memory of an engine that nobody holds any more."""
     gc.collect()
-    if cuda:
+    if torch.cuda.is_available():
         torch.cuda.empty_cache()
-    return found
 
 
 def fit(options: Options, target: Loaded, answers: list[Answer], out: Path) -> Report:
@@ -208,6 +224,8 @@ def about_data(options: Options, answers: list[Answer], train: list[Document], h
 
 def shown(options: Options) -> dict[str, Any]:
     """The options that had a part in the result; of files and folders their names alone."""
-    hidden = {"prompts", "answers", "out"} | (set() if options.prompts else {"max_tokens", "samples", "answer_batch"})
+    hidden = {"prompts", "answers", "out"} | (
+        set() if options.prompts else {"more_prompts", "max_tokens", "samples", "answer_batch"}
+    )
     values = vars(options) | {"warmup": options.warmup_steps()}
     return {k: bare_name(v) if isinstance(v, str) else v for k, v in values.items() if k not in hidden}
