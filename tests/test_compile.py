@@ -77,7 +77,10 @@ def test_an_engine_with_a_head(compiler: Compiler, capsys) -> None:
     model = tiny.model().to(torch.bfloat16)
     head = tiny.eagle(model.config, (1, 2, 3), list(range(40)), head_dim=32, norm_output=True).to(torch.bfloat16)
     e = harness.engine(KernelRunner(model), TREE, head=head)
-    asked = [harness.request(p, eos=None, max_tokens=8) for p in tiny.prompts(2)]
+    asked = [
+        harness.request(p, eos=None, max_tokens=8, temperature=t)
+        for p, t in zip(tiny.prompts(2), (0.0, 0.7), strict=True)
+    ]
     for r in asked:
         e.add(r)
     for _ in range(6):

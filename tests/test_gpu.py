@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from headstart.core import Batch, Choice, Segment
+from headstart.core import Batch, Choice, Request, Segment
 from headstart.errors import ConfigError
 from headstart.models import packing
 from headstart.models.attention import _eager, segment_mask
@@ -206,19 +206,23 @@ BUSHY = HEAD | {"tree": True, "num_draft_nodes": 15, "top_k": 8, "max_branches":
 
 
 @pytest.mark.parametrize("spec", [HEAD, BUSHY], ids=["chain", "tree"])
-@pytest.mark.parametrize("normed", [False, True])
-def test_a_head_drafts_on_the_device_what_it_drafts_on_the_host(spec: dict, normed: bool) -> None:
+@pytest.mark.parametrize(("normed", "temperature"), [(False, 0.0), (True, 0.0), (True, 0.3)])
+def test_a_head_drafts_on_the_device_what_it_drafts_on_the_host(spec: dict, normed: bool, temperature: float) -> None:
     """In float32, one request after the other on the host, all together on the device; ties of rounding may fall anywhere."""
     model = small_model(dtype=torch.float32)
     prompts = [[(7 * i + j) % 900 for j in range(40 + i)] for i in range(5)]
-    plain = harness.run(harness.engine(TorchRunner(model)), [harness.request(p) for p in prompts])
+
+    def requests() -> list[Request]:
+        return [harness.request(p, seed=i, temperature=temperature) for i, p in enumerate(prompts)]
+
+    plain = harness.run(harness.engine(TorchRunner(model)), requests())
     liked = sorted({t for text in plain for t in text})
     found = []
     for runner in (TorchRunner(model), KernelRunner(model)):
         head = tiny.eagle(model.config, (1, 2, 4), liked, head_dim=64, norm_output=normed, norm_before_residual=normed)
         e = harness.engine(runner, spec, head=head.to("cuda"), max_batch_tokens=512)
-        drafts, asked = harness.Drafts(e), [harness.request(p) for p in prompts]
-        assert harness.run(e, asked) == plain
+        drafts = harness.Drafts(e)
+        assert harness.run(e, requests()) == plain
         found.append({text: draft for text, draft in drafts.found.items() if draft[0]})
     host, device = found
     both = [text for text in device if text in host and len(host[text][0]) == len(device[text][0])]

@@ -10,9 +10,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headstart.noise import MASK, Chance, _mix, derive_seed, fraction, gumbel, row_keys
+from headstart.noise import MASK, Chance, _mix, derive_seed, fraction, gumbel, row_keys, threefry
 
-KNOWN = [[1.12372, 0.74704, -1.12199], [1.68645, 2.36877, 0.30805], [-0.58275, 1.85727, -0.39445]]
+KNOWN = [[1.4406, -0.1938, -0.5489], [0.1571, -0.5457, -0.3188], [-0.1635, -0.1818, -0.8937]]
 
 
 def keys_of(seeds: list[int], positions: list[int]) -> torch.Tensor:
@@ -44,6 +44,21 @@ def test_the_arithmetic_is_exact(seed: int, position: int, token: int):
     """No product leaves a signed 64-bit word: tensors and unbounded integers agree."""
     g = float(gumbel(keys_of([seed], [position]), torch.tensor([token])))
     assert g == pytest.approx(by_hand(seed, position, token), abs=1e-5)
+
+
+# key, counter and what comes out: the known answers that come with Random123, the authors' own library
+THREEFRY = [
+    ((0, 0), (0, 0), (0x6B200159, 0x99BA4EFE)),
+    ((MASK, MASK), (MASK, MASK), (0x1CB996FC, 0xBB002BE7)),
+    ((0x13198A2E, 0x03707344), (0x243F6A88, 0x85A308D3), (0xC4923A9C, 0x483DF7A0)),
+]
+
+
+@pytest.mark.parametrize(("key", "counter", "known"), THREEFRY)
+def test_threefry_is_threefry(key: tuple[int, int], counter: tuple[int, int], known: tuple[int, int]):
+    assert threefry(*key, *counter) == known
+    (seed, position), many = (x[0] | x[1] << 32 for x in (key, counter)), 20
+    assert row_keys([seed] * many, [position] * many) == [known] * many, "in arrays too"
 
 
 def test_known_values():

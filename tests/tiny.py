@@ -97,7 +97,7 @@ class Oracle(Drafter):
         right = self.known[tuple(r.tokens[: r.num_prompt])][len(r.tokens) - r.num_prompt :][:4]
         tree, parent = Tree(), -1
         for i, token in enumerate(right):
-            wrong = (token + 1 + i) % VOCAB
+            wrong = (token + 1 + i) % min(VOCAB, self.around.vocab_size)
             tree.tokens += [wrong, wrong, token] if i % 2 else [wrong, token]
             tree.parents += [parent] * (3 if i % 2 else 2)
             parent = len(tree) - 1

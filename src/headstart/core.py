@@ -368,6 +368,8 @@ class DeviceTexts(Protocol):
 
     tokens: torch.Tensor  # (seats, width) int32
     lengths: torch.Tensor  # (seats,) int32
+    heats: torch.Tensor  # (seats,) float32: temperatures
+    seeds: torch.Tensor  # (2, seats) int32: the words of their seeds
     width: int
 
     def on_device(self, seats: Sequence[int]) -> torch.Tensor:
@@ -464,8 +466,8 @@ class Choice:
         return np.zeros(self.num_rows, np.float32)
 
     @functools.cached_property
-    def keys(self) -> np.ndarray:
-        """(R, 2) words of the row's noise"""
+    def seeds(self) -> np.ndarray:
+        """(R, 2) words of the seed; a row's noise belongs to this and to the position behind its own"""
         return np.zeros((self.num_rows, 2), np.int64)
 
     @functools.cached_property

@@ -246,6 +246,8 @@ class Engine:
         if flight.forward.ran is not None:
             flight.drafted.trees = [Tree()]
         verdicts = self._verify(flight)
+        if not flight.followed:
+            self._lines = flight.lines  # where the host decided, the device does not know what was accepted
         flight.clock.lap("verify")
         self._commit(flight, verdicts)
         flight.clock.lap("host")
@@ -310,10 +312,8 @@ class Engine:
         return not depth or (part.seat >= 0 and depth < self._depth(part))
 
     def _can_draft_ahead(self, request: Request) -> bool:
-        """Noise belongs to a position, which the host does not know behind a draft: so only where none is needed, and where
-        the device chooses."""
-        sure = self.texts is not None and request.params.greedy and self._asks(request)
-        return sure and self.drafting.can_draft_ahead(request)
+        """Where the device chooses, it may draft."""
+        return self.texts is not None and self._asks(request) and self.drafting.can_draft_ahead(request)
 
     def _has_seat(self, request: Request) -> bool:
         return self.texts is not None and self.texts.find(request.id) >= 0
@@ -329,7 +329,8 @@ class Engine:
             if before is not None and r in before.expected:
                 part.seat, part.spare = seats.get(r.id, -1), more.get(r.id, 0)
             elif self._can_draft_ahead(r):
-                part.seat = self.texts.sit(r.id, r.tokens)
+                heat = 0.0 if r.params.greedy else r.params.temperature
+                part.seat = self.texts.sit(r.id, r.tokens, heat, r.seed)
 
     def _expect(self, flight: Flight) -> None:
         """Go on as if every request had its next token, with room for all that it may have accepted."""
@@ -440,9 +441,7 @@ class Engine:
             chosen.append(self._asks(r))
             if chosen[-1]:
                 choice.nodes[i] = len(draft)
-                if not r.params.greedy:
-                    positions = [len(r.tokens) + d for d in (0, *tree.depths(draft.parents))]
-                    sampling.ask(choice, slice(place.root, place.root + len(positions)), r, positions)
+                sampling.ask(choice, slice(place.root, place.root + 1 + len(draft)), r)
         return chosen
 
     def _asks(self, request: Request) -> bool:

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from headstart.core import Choice, Request, TokenLogprobs
-from headstart.noise import gumbel, row_keys
+from headstart.noise import gumbel, row_keys, words
 
 SHORTLIST = 1024  # tokens looked at first under top-k / top-p; all of them when these do not hold the mass
 
@@ -120,14 +120,14 @@ def is_sure(request: Request) -> bool:
     return can_ask(request) and (p.greedy or not (_truncates(Row(request)) or p.min_p > 0))
 
 
-def ask(choice: Choice, lines: slice, request: Request, positions: Sequence[int]) -> None:
-    """Enter how the rows `lines` choose the tokens at these positions."""
+def ask(choice: Choice, lines: slice, request: Request) -> None:
+    """Enter how the rows `lines` choose, each the token behind its own position."""
     p = request.params
     if p.greedy:
         return
     choice.draws = True
     choice.temperature[lines] = p.temperature
-    choice.keys[lines] = row_keys([request.seed] * len(positions), list(positions))
+    choice.seeds[lines] = words(request.seed)
     if p.top_k > 0 or p.top_p < 1 or p.min_p > 0:
         choice.truncates = True
         choice.top_k[lines], choice.top_p[lines], choice.min_p[lines] = min(max(p.top_k, 0), 1 << 30), p.top_p, p.min_p

@@ -34,9 +34,10 @@ def requests(temperatures: list[float]) -> list[Request]:
 def asks_of(rows: list[Request]) -> Asks:
     choice = Choice.of(len(rows), 0)
     for i, r in enumerate(rows):
-        sampling.ask(choice, slice(i, i + 1), r, [len(r.tokens)])
-    keys = choice.keys.T.astype(np.uint32).view(np.int32).copy()
-    numbers = (choice.temperature, keys, choice.top_k.astype(np.int32), choice.top_p, choice.min_p)
+        sampling.ask(choice, slice(i, i + 1), r)
+    seeds = choice.seeds.T.astype(np.uint32).view(np.int32).copy()
+    positions = np.array([len(r.tokens) - 1 for r in rows], np.int32)
+    numbers = (choice.temperature, seeds, positions, choice.top_k.astype(np.int32), choice.top_p, choice.min_p)
     return Asks(*(torch.from_numpy(n) for n in numbers))
 
 

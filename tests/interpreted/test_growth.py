@@ -35,13 +35,13 @@ def asked(max_tokens: int = LONG, **params: Any) -> list[Request]:
 
 
 @functools.cache
-def wanted(max_tokens: int = LONG) -> list[list[int]]:
-    return run(engine(TorchRunner(small())), asked(max_tokens))
+def wanted(max_tokens: int = LONG, heat: float = 0.0) -> list[list[int]]:
+    return run(engine(TorchRunner(small())), asked(max_tokens, temperature=heat))
 
 
-def eagle(few: bool = True) -> Eagle3Head:
+def eagle(few: bool = True, heat: float = 0.0) -> Eagle3Head:
     """With `few`, it drafts only tokens that the target likes, and so is often right."""
-    used = [t for t, _ in collections.Counter(t for text in wanted() for t in text).most_common(4)]
+    used = [t for t, _ in collections.Counter(t for text in wanted(heat=heat) for t in text).most_common(4)]
     return tiny.eagle(small().config, (0, 1, 2), sorted(used) if few else None, head_dim=32)
 
 
@@ -49,27 +49,29 @@ SPECS = {"chain": CHAIN, "tree": TREE, "wide": TREE | {"top_k": 4, "max_branches
 
 
 @functools.cache
-def by_the_host(name: str, few: bool) -> dict[tuple[int, ...], Any]:
+def by_the_host(name: str, few: bool, heat: float) -> dict[tuple[int, ...], Any]:
     """The drafts of the host's own code, one request at a time; they go on behind the end of the device's."""
-    e = engine(TorchRunner(small()), SPECS[name], head=eagle(few))
+    e = engine(TorchRunner(small()), SPECS[name], head=eagle(few, heat))
     drafts = Drafts(e)
-    for r in asked(LONG + 8):
+    for r in asked(LONG + 8, temperature=heat):
         run(e, [r])
     assert not drafts.ahead
     return drafts.found
 
 
 @pytest.mark.parametrize(
-    ("name", "arrivals", "few", "fused"),
-    [("chain", 2, True, True), ("tree", 3, True, False), ("wide", 0, False, True)],
+    ("name", "arrivals", "few", "fused", "heat"),
+    [("chain", 2, True, True, 0.0), ("tree", 3, True, False, 0.4), ("wide", 0, False, True, 0.0)],
 )
-def test_drafts_are_those_of_the_host(name: str, arrivals: int, few: bool, fused: bool, monkeypatch) -> None:
+def test_drafts_are_those_of_the_host(
+    name: str, arrivals: int, few: bool, fused: bool, heat: float, monkeypatch
+) -> None:
     if not fused:
         monkeypatch.setattr(grower, "fusible", lambda head: False)
-    e = engine(small(), SPECS[name], head=eagle(few))
-    drafts, rs = Drafts(e), asked()[: 1 if name == "wide" else 3]
-    assert run(e, rs, arrivals) == wanted()[: len(rs)]
-    host = by_the_host(name, few)
+    e = engine(small(), SPECS[name], head=eagle(few, heat))
+    drafts, rs = Drafts(e), asked(temperature=heat)[: 1 if name == "wide" else 3]
+    assert run(e, rs, arrivals) == wanted(heat=heat)[: len(rs)]
+    host = by_the_host(name, few, heat)
     drafted = {text: draft for text, draft in drafts.found.items() if draft[0] and text in host}
     assert len(drafted) > 4 * len(rs) and drafts.ahead > 3
     assert drafted == {text: host[text] for text in drafted}
@@ -77,9 +79,10 @@ def test_drafts_are_those_of_the_host(name: str, arrivals: int, few: bool, fused
 
 
 def test_everybody_in_one_batch_has_its_own_text_and_drafts() -> None:
-    """Small budgets, no speculation, noise, and penalties that the host decides, beside one that the device drafts for."""
+    """Small budgets, no speculation, noise, unlikely tokens left out, and penalties that the host decides, all at once."""
     own: list[tuple[Any, dict[str, Any]]] = [
         (None, {}), ({"max_tokens": 2}, {}), (False, {}), (None, dict(temperature=1.0)), (None, dict(repetition_penalty=1.2)),
+        (None, dict(temperature=0.8, top_p=0.9)),
     ]  # fmt: skip
 
     def requests() -> list[Request]:
@@ -88,5 +91,5 @@ def test_everybody_in_one_batch_has_its_own_text_and_drafts() -> None:
 
     rs = requests()
     assert run(engine(small(), TREE, head=eagle()), rs) == run(engine(TorchRunner(small())), requests())
-    assert [bool(r.stats.drafted) for r in rs] == [True, True, False, True, True]
+    assert [bool(r.stats.drafted) for r in rs] == [True, True, False, True, True, True]
     assert rs[1].stats.drafted <= 2 * rs[1].stats.drafts

@@ -26,7 +26,7 @@ def chosen(batch: Batch, nodes: list[int]) -> Batch:
     choice = batch.choice = Choice.of(len(asked), len(nodes))
     for name in ("temperature", "top_p", "min_p"):
         getattr(choice, name)[:] = rng.random(len(asked))
-    choice.keys[:], choice.top_k[:] = rng.integers(0, 2**32, (len(asked), 2)), rng.integers(0, 50, len(asked))
+    choice.seeds[:], choice.top_k[:] = rng.integers(0, 2**32, (len(asked), 2)), rng.integers(0, 50, len(asked))
     choice.nodes[:] = nodes
     choice.draws = choice.truncates = True
     return batch
@@ -119,7 +119,7 @@ def test_a_choice_is_told_row_by_row(padded: bool) -> None:
     for name in ("temperature", "top_p", "min_p"):
         assert get(name).view(np.float32)[batch.rows].tolist() == getattr(batch.choice, name).tolist()
     assert get("top_k")[batch.rows].tolist() == batch.choice.top_k.tolist()
-    assert get("keys").view(np.uint32)[:, batch.rows].T.tolist() == batch.choice.keys.tolist()
+    assert get("seeds").view(np.uint32)[:, batch.rows].T.tolist() == batch.choice.seeds.tolist()
     chain, grown = batch.segments[1], batch.segments[2]
     assert get("root")[1:4].tolist() == [chain.stop - 4, grown.stop - 5, batch.segments[3].stop - 1]
     assert get("parent")[chain.stop - 3 : chain.stop].tolist() == [0, 1, 2]  # 0 is the root, i + 1 is node i

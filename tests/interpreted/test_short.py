@@ -22,14 +22,12 @@ KINDS = [
 ]
 
 
-def asks_of(choice: Choice) -> choose.Asks:
+def asks_of(choice: Choice, positions: np.ndarray) -> choose.Asks:
     def on(values: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(np.ascontiguousarray(values))
 
-    keys = choice.keys.T.astype(np.uint32).view(np.int32)
-    return choose.Asks(
-        on(choice.temperature), on(keys), on(choice.top_k.astype(np.int32)), on(choice.top_p), on(choice.min_p)
-    )
+    seeds, top_k = choice.seeds.T.astype(np.uint32).view(np.int32), choice.top_k.astype(np.int32)
+    return choose.Asks(*map(on, (choice.temperature, seeds, positions, top_k, choice.top_p, choice.min_p)))
 
 
 def run(
@@ -37,16 +35,18 @@ def run(
 ) -> list[int]:
     choice = Choice.of(len(requests), len(requests))
     for i, r in enumerate(requests):
-        sampling.ask(choice, slice(i, i + 1), r, [len(r.tokens)])
+        sampling.ask(choice, slice(i, i + 1), r)
+    positions = np.array([len(r.tokens) - 1 for r in requests], np.int32)
     if rows is not None:  # line i belongs to row rows[i]
-        for name in ("temperature", "keys", "top_k", "top_p", "min_p"):
-            values = getattr(choice, name)
+        named = [getattr(choice, name) for name in ("temperature", "seeds", "top_k", "top_p", "min_p")]
+        for values in (*named, positions):
             values[rows] = values.copy()
     desk = choose.Desk(len(requests), logits.shape[1], CPU)
     chosen = torch.full((len(requests),), -7, dtype=torch.int32)
     where = None if rows is None else torch.tensor(rows, dtype=torch.int32)
-    choose.choose(logits, asks_of(choice), chosen, desk, where)
-    choose.choose_short(logits, asks_of(choice), chosen, desk, where, lenient)
+    asks = asks_of(choice, positions)
+    choose.choose(logits, asks, chosen, desk, where)
+    choose.choose_short(logits, asks, chosen, desk, where, lenient)
     assert not desk.arrived.any()
     return chosen.tolist() if rows is None else chosen[rows].tolist()
 

@@ -9,7 +9,7 @@ was there first: drafts may be a little worse for it, the text is not.
 Entries of drafted nodes are guesses, and so are those of the blanks that a head reads which drafts all levels at once. They lie
 in slots of the head's own, behind the target's, and are forgotten with the proposal.
 
-Where the target keeps its texts on the device, greedy drafts are made there too (`models.heads.grower`): features are read
+Where the target keeps its texts on the device, drafts are made there too (`models.heads.grower`): features are read
 from where the last forward left them, and nobody waits.
 """
 

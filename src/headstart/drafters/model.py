@@ -56,7 +56,6 @@ class Piece:
     growth: Growth
     tokens: list[int]
     at: int  # position of the first
-    level: int  # draft tokens before the one that the last row chooses
     asks: bool = True  # the last row chooses
     source: int = -1
 
@@ -269,7 +268,7 @@ class ModelDrafter(GrowingDrafter):
         for batch in _reads(growths):
             pieces = []
             for g, n in batch:
-                pieces.append(Piece(g, g.context[g.computed : g.computed + n], g.computed, 0))
+                pieces.append(Piece(g, g.context[g.computed : g.computed + n], g.computed))
                 g.computed += n
                 pieces[-1].asks = g.computed == len(g.context)
             queued.append((pieces, self._draw(pieces)))
@@ -284,7 +283,7 @@ class ModelDrafter(GrowingDrafter):
                 if level < g.depth:
                     known = first.get(id(g), [0])[:1] if level == 1 else [0]
                     source = -1 if level == 1 and first else sources[id(g)]
-                    pieces.append(Piece(g, known, len(g.context) + level - 1, level, source=source))
+                    pieces.append(Piece(g, known, len(g.context) + level - 1, source=source))
             queued.append((pieces, self._draw(pieces)))
             sources = _last_rows(pieces)
             mail.append(queued[-1][1].device[:, 1].clone())
@@ -334,7 +333,7 @@ class ModelDrafter(GrowingDrafter):
         choice = Choice.of(len(asking), len(pieces))
         choice.nodes[:] = [0 if p.asks else -1 for p in pieces]
         for i, (p, _) in enumerate(asking):
-            ask(choice, slice(i, i + 1), p.growth.rule, [p.growth.length + p.level])
+            ask(choice, slice(i, i + 1), p.growth.rule)
         segments = [
             Segment(start, start + len(p.tokens), p.at, self.pool.slots(p.growth.view.id, p.at + len(p.tokens)))
             for p, start in zip(pieces, starts, strict=False)

@@ -234,7 +234,7 @@ class KernelRunner(TorchRunner):
             tokens.copy_(context.resolve(tokens))
             logits, hidden = self._model(tokens.long(), layout.positions.long(), context, rows, taps, layers)
         heat, top_p, min_p = (get(name).view(torch.float32) for name in ("temperature", "top_p", "min_p"))
-        asks = choose.Asks(heat, get("keys"), get("top_k"), top_p, min_p)
+        asks = choose.Asks(heat, get("seeds"), layout.positions, get("top_k"), top_p, min_p)
         choose.choose(logits, asks, self.chosen, self.desk, rows)
         if shape.truncates:
             choose.choose_short(logits, asks, self.chosen, self.desk, rows, self.lenient)

@@ -84,7 +84,7 @@ class Sections:
         ]
         by_segment = ["start", "stop", "context", "entries", "table", "is_tree", "depth_at", "root", "nodes"]
         by_segment += ["seat", "moves", "sized", "grown"]
-        dims: dict[str, tuple[int, ...]] = {"keys": (2, t), "words": (t, w), "above": (t, s), "depths": (b * s,)}
+        dims: dict[str, tuple[int, ...]] = {"seeds": (2, t), "words": (t, w), "above": (t, s), "depths": (b * s,)}
         dims |= dict.fromkeys(by_row, (t,)) | dict.fromkeys(by_segment, (b,))
         self.places: dict[str, tuple[int, int, tuple[int, ...]]] = {}
         at = 0
@@ -190,7 +190,7 @@ def _fill_choice(get: Callable[[str], np.ndarray], batch: Batch, choice: Choice)
         for name in ("temperature", "top_p", "min_p"):
             get(name).view(np.float32)[rows] = getattr(choice, name)
         get("top_k")[rows] = choice.top_k
-        get("keys").view(np.uint32)[:, rows] = choice.keys.T
+        get("seeds").view(np.uint32)[:, rows] = choice.seeds.T
     nodes = choice.nodes
     get("nodes")[: len(nodes)] = nodes
     get("root")[: len(nodes)] = [s.stop - 1 - max(n, 0) for s, n in zip(batch.segments, nodes, strict=True)]

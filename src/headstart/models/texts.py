@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from headstart.models.pinned import Ring
+from headstart.noise import words
 
 SPARE = 256  # numbers behind the longest text, for steps that run on behind its end
 
@@ -22,6 +23,8 @@ class Texts:
         self.width = max_len + SPARE
         self.tokens = torch.zeros(seats, self.width, dtype=torch.int32, device=device)
         self.lengths = torch.zeros(seats, dtype=torch.int32, device=device)
+        self.heats = torch.zeros(seats, dtype=torch.float32, device=device)
+        self.seeds = torch.zeros(2, seats, dtype=torch.int32, device=device)
         self._seats: OrderedDict[str, int] = OrderedDict()  # request -> seat, the longest unused first
         self._known: dict[str, int] = {}  # request -> tokens that the device has, or will have when it is done
         self._free = list(range(seats))
@@ -32,19 +35,25 @@ class Texts:
         """The seat of this request; -1: it has none."""
         return self._seats.get(request_id, -1)
 
-    def sit(self, request_id: str, tokens: Sequence[int]) -> int:
-        """A seat with these tokens in it."""
+    def sit(self, request_id: str, tokens: Sequence[int], temperature: float = 0.0, seed: int = 0) -> int:
+        """A seat with these tokens in it, for a text that is sampled so."""
         if request_id not in self._seats:
             if not self._free:
                 self.leave(next(iter(self._seats)))
             self._seats[request_id] = self._free.pop()
             self._known[request_id] = 0
+            self._tell_how(self._seats[request_id], temperature, seed)
         self._seats.move_to_end(request_id)
         seat, known = self._seats[request_id], self._known[request_id]
         if known != len(tokens):
             self._write(seat, known if known < len(tokens) else 0, tokens)
             self._known[request_id] = len(tokens)
         return seat
+
+    def _tell_how(self, seat: int, temperature: float, seed: int) -> None:
+        self.heats[seat].fill_(temperature)
+        for half, word in zip(self.seeds, words(seed), strict=True):
+            half[seat].fill_(word - ((word & 1 << 31) << 1))  # the same bits with a sign
 
     def _write(self, seat: int, known: int, tokens: Sequence[int]) -> None:
         new = len(tokens) - known

@@ -102,6 +102,7 @@ class Grower:
         self.keys: list[torch.Tensor] = []
         self.values: list[torch.Tensor] = []
         self.recorder = Recorder(self.device)
+        self.texts: DeviceTexts | None = None  # of the proposal; the target's runner has one for all of them
         self._asked: torch.Tensor | None = None  # what `field.numbers` holds
         self._graphs: dict[tuple[int, DeviceStep | None], list[torch.cuda.CUDAGraph]] = {}
         self._seen: Counter[tuple[int, DeviceStep]] = Counter()
@@ -129,6 +130,7 @@ class Grower:
             self.field.numbers[: 2 * padded].copy_(numbers)
             self._asked = numbers
         taps = [step.hidden[layer] for layer in self.head.spec.taps]
+        self.texts = texts
         how = functools.partial(kernels.begin, self.field, step, taps, texts, padded)
         key = (padded, step if step.fixed and self._is_usual(padded, step) else None)
         if key[1] is None:
@@ -176,7 +178,8 @@ class Grower:
         kernels.select(field, lines)
 
     def _branch(self, logits: torch.Tensor, level: int, lines: int) -> None:
-        kernels.top(self.field, logits, self.targets)
+        assert self.texts is not None
+        kernels.top(self.field, logits, self.targets, self.texts, lines, level)
         kernels.frontier(self.field, lines, level)
 
     def _views(self, lines: int) -> list[Layout]:

@@ -16,35 +16,15 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from headstart.core import DeviceTexts
 from headstart.models.kernels.attention import Layout, _slots
 from headstart.models.kernels.launch import early_launch
+from headstart.models.kernels.noise import _noise
 from headstart.sampling import SHORTLIST
 
 BLOCK = 4096  # tokens that one program looks at
 
 
 @triton.jit
-def _mix(x):
-    """Scramble 32-bit words held in int64, as `noise` does."""
-    x = x ^ (x >> 16)
-    x = (x * 0x21F0AAAD) & 0xFFFFFFFF
-    x = x ^ (x >> 15)
-    x = (x * 0x735A2D97) & 0xFFFFFFFF
-    return x ^ (x >> 15)
-
-
-@triton.jit
-def _gumbel(key0, key1, token):
-    high = _mix(_mix(token ^ key0) ^ key1)
-    low = _mix(high ^ key0 ^ 0x5BD1E995)
-    w = (high.to(tl.float64) + (low.to(tl.float64) + 0.5) * 2.3283064365386963e-10) * 2.3283064365386963e-10
-    w = tl.minimum(w, 0.9999999999999999)
-    rest = 1.0 - w
-    e = -(tl.log(rest) - ((rest - 1.0) + w) / rest)  # -log1p(-w), with the rounding of 1 - w made good
-    return (-tl.log(e)).to(tl.float32)
-
-
-@triton.jit
 def _choose(
-    logits, rows, temperature, keys, chosen, best, at, arrived, V, KEYS,
+    logits, rows, temperature, seeds, positions, chosen, best, at, arrived, V, SEEDS,
     MAPPED: tl.constexpr, BLOCKS: tl.constexpr, PAD: tl.constexpr, BV: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """argmax of log p + g over one block of tokens; the last program of a row compares the blocks."""
@@ -59,9 +39,8 @@ def _choose(
     score = tl.load(logits + line * V + token, mask=token < V, other=-float("inf")).to(tl.float32)
     heat = tl.load(temperature + row)
     if heat > 0:
-        key0 = tl.load(keys + row).to(tl.int64) & 0xFFFFFFFF
-        key1 = tl.load(keys + KEYS + row).to(tl.int64) & 0xFFFFFFFF
-        score = tl.div_rn(score, heat) + _gumbel(key0, key1, token.to(tl.int64))
+        noise = _noise(seeds, row, SEEDS, tl.load(positions + row) + 1, token.to(tl.int64))
+        score = tl.div_rn(score, heat) + noise
         score = tl.where(token < V, score, -float("inf"))
     top = tl.max(score, 0)
     first = tl.min(tl.where(score == top, token, V - 1), 0)
@@ -109,7 +88,7 @@ def _mass(
 
 @triton.jit
 def _short(
-    logits, ids, rows, temperature, keys, top_k, top_p, min_p, mass, chosen, V, KEYS, COUNT,
+    logits, ids, rows, temperature, seeds, positions, top_k, top_p, min_p, mass, chosen, V, SEEDS, COUNT,
     MAPPED: tl.constexpr, LENIENT: tl.constexpr, PAD: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """The choice of a row that leaves out unlikely tokens, among its COUNT likeliest `ids`."""
@@ -141,9 +120,8 @@ def _short(
         kept = inside & (value > -float("inf"))
         kept = kept & (tl.where(share < 1, tl.cumsum(p, 0) - p, -1.0) < share)
         kept = kept & (value >= tl.where(least > 0, top + tl.log(least), -float("inf")))
-        key0 = tl.load(keys + row).to(tl.int64) & 0xFFFFFFFF
-        key1 = tl.load(keys + KEYS + row).to(tl.int64) & 0xFFFFFFFF
-        score = tl.where(kept, value + _gumbel(key0, key1, token), -float("inf"))
+        noise = _noise(seeds, row, SEEDS, tl.load(positions + row) + 1, token)
+        score = tl.where(kept, value + noise, -float("inf"))
         winner = tl.min(tl.where(score == tl.max(score, 0), token, V), 0)
         reaches = tl.max(tl.where(kept & (value == last), 1, 0), 0) * tl.where(COUNT < V, 1, 0)
         if (most > COUNT) & (share < 1):  # the mass that top-p divides lies beyond the list too
@@ -220,10 +198,11 @@ def _move(
 
 @dataclass
 class Asks:
-    """What each row asks for, (T,) on the device; see `Choice`."""
+    """What each row asks for, (T,) on the device; see `Choice`. It chooses the token behind its own position."""
 
     temperature: torch.Tensor
-    keys: torch.Tensor  # (2, T)
+    seeds: torch.Tensor  # (2, T)
+    positions: torch.Tensor
     top_k: torch.Tensor
     top_p: torch.Tensor
     min_p: torch.Tensor
@@ -248,8 +227,8 @@ def choose(
     lines, vocab = logits.shape
     assert lines <= len(desk.arrived), f"{lines} lines, room for {len(desk.arrived)}"
     _choose[(lines, desk.blocks)](
-        logits, chosen if rows is None else rows, asks.temperature, asks.keys, chosen, desk.best, desk.at, desk.arrived,
-        vocab, asks.keys.stride(0), rows is not None, desk.blocks, triton.next_power_of_2(desk.blocks), BLOCK,
+        logits, chosen if rows is None else rows, asks.temperature, asks.seeds, asks.positions, chosen, desk.best, desk.at,
+        desk.arrived, vocab, asks.seeds.stride(0), rows is not None, desk.blocks, triton.next_power_of_2(desk.blocks), BLOCK,
         **early_launch(), num_warps=8,
     )  # fmt: skip
 
@@ -266,8 +245,9 @@ def choose_short(
     )  # fmt: skip
     ids = logits.topk(count, dim=-1, sorted=False).indices
     _short[(lines,)](
-        logits, ids, where, asks.temperature, asks.keys, asks.top_k, asks.top_p, asks.min_p, desk.mass, chosen, vocab,
-        asks.keys.stride(0), count, rows is not None, lenient, triton.next_power_of_2(count), **early_launch(), num_warps=8,
+        logits, ids, where, asks.temperature, asks.seeds, asks.positions, asks.top_k, asks.top_p, asks.min_p, desk.mass,
+        chosen, vocab, asks.seeds.stride(0), count, rows is not None, lenient, triton.next_power_of_2(count),
+        **early_launch(), num_warps=8,
     )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Trees that a head grows on the device, level by level, without the host: what `drafters.growing` does, for greedy requests.
+"""Trees that a head grows on the device, level by level, without the host: what `drafters.growing` does under the walk.
 
     begin      where the head reads on: the rows that the target's last step accepted, and the room for what is drafted
     gather     their features
@@ -21,6 +21,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from headstart.core import DeviceStep, DeviceTexts
 from headstart.models.kernels.attention import Layout
 from headstart.models.kernels.launch import early_launch
+from headstart.models.kernels.noise import _noise
 
 BLOCK = 2048  # tokens that one program looks at
 MOST_TAPS = 4
@@ -136,9 +137,9 @@ def _gather(a, b, c, d, rows, out, SIZE, TAPS: tl.constexpr, BN: tl.constexpr):
 
 
 # ------------------------------------------------------------------ levels
-@triton.jit
+@triton.jit(do_not_specialize=["AHEAD"])
 def _top(
-    logits, targets, tokens, scores, best, at, tops, sums, arrived, V,
+    logits, targets, tokens, scores, best, at, tops, sums, arrived, seats, base, heats, seeds, V, AHEAD, R, SEATS,
     K: tl.constexpr, PK: tl.constexpr, MAPPED: tl.constexpr, BLOCKS: tl.constexpr, PB: tl.constexpr, BV: tl.constexpr,
     EARLY: tl.constexpr,
 ):  # fmt: skip
@@ -149,6 +150,15 @@ def _top(
     row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
     token = block * BV + tl.arange(0, BV)
     score = tl.load(logits + row * V + token, mask=token < V, other=-float("inf")).to(tl.float32)
+    line = row // R
+    seat = tl.load(seats + line).to(tl.int64)
+    heat = tl.load(heats + seat)
+    if heat > 0:
+        known = token.to(tl.int64)
+        if MAPPED:
+            known = tl.load(targets + token, mask=token < V, other=0).to(tl.int64)
+        noise = _noise(seeds, seat, SEATS, tl.load(base + line) + AHEAD, known)
+        score = tl.where(token < V, tl.div_rn(score, heat) + noise, -float("inf"))
     highest = tl.max(score, 0)
     tl.store(tops + row * BLOCKS + block, highest)
     tl.store(sums + row * BLOCKS + block, tl.sum(tl.exp(score - tl.maximum(highest, -1e30)), 0))
@@ -360,14 +370,18 @@ def begin(field: Field, step: DeviceStep, taps: list[torch.Tensor], texts: Devic
     )
 
 
-def top(field: Field, logits: torch.Tensor, targets: torch.Tensor | None) -> None:
-    """The likeliest tokens of these rows, in the target's vocabulary, to `top_tokens` and `top_scores`."""
+def top(
+    field: Field, logits: torch.Tensor, targets: torch.Tensor | None, texts: DeviceTexts, lines: int, level: int
+) -> None:
+    """The likeliest tokens of these rows, in the target's vocabulary, to `top_tokens` and `top_scores`: under the noise of
+    their positions, where a text is sampled."""
     rows, vocab = logits.shape
     k, blocks = field.growth.top_k, triton.cdiv(vocab, BLOCK)
     assert blocks <= field.blocks and rows <= len(field.arrived)
     _top[(rows, blocks)](
         logits, logits if targets is None else targets, field.top_tokens, field.top_scores, field.best, field.at, field.tops,
-        field.sums, field.arrived, vocab, k, triton.next_power_of_2(k), targets is not None, blocks,
+        field.sums, field.arrived, field.numbers[lines:], field.base, texts.heats, texts.seeds, vocab, level + 1, rows // lines,
+        texts.seeds.stride(0), k, triton.next_power_of_2(k), targets is not None, blocks,
         triton.next_power_of_2(blocks), BLOCK, **early_launch(), num_warps=8,
     )  # fmt: skip
 
