@@ -97,7 +97,7 @@ def test_requests_have_names_of_their_own():
 def test_statistics_of_a_few_steps():
     stats = Stats()
     for drafted, accepted in ((4, 2), (4, 4), (0, 0), (3, 0)):
-        stats.record("ngram", drafted, accepted)
+        stats.record(["ngram"] * drafted, range(accepted))
         stats.tokens += accepted + 1
     assert (stats.steps, stats.drafts, stats.drafted, stats.accepted) == (4, 3, 11, 6)
     assert stats.accepted_by_position == [2, 2, 1, 1]
@@ -127,7 +127,7 @@ def test_speed_counts_the_tokens_behind_the_first():
 def test_books_balance(steps: list[tuple[str, int, int]]):
     stats = Stats()
     for name, drafted, accepted in steps:
-        stats.record(name, drafted, accepted)
+        stats.record([name] * drafted, range(accepted))
     assert sum(stats.accepted_by_position) == stats.accepted == sum(a for _, a in stats.by_drafter.values())
     assert stats.drafted == sum(d for d, _ in stats.by_drafter.values())
     assert stats.steps == len(steps)

@@ -16,6 +16,7 @@ from headstart.errors import ConfigError
 from headstart.models.attention import LayerShape
 from headstart.models.heads import Head, HeadSpec
 from headstart.models.heads.eagle import Eagle3Flags, Eagle3Head
+from headstart.policy import Wishes
 from tests import tiny
 from tests.harness import engine, request, run
 
@@ -233,19 +234,19 @@ def test_rejection_runs_with_a_head() -> None:
 def test_a_request_without_budget_costs_nothing_and_catches_up_later() -> None:
     head = eagle()
     e = engine(tiny.model(), CHAIN, head=head, share_prefixes=False)
-    budget, turn = e.policy.budget, []
+    ask, turn = e.policy.ask, []
 
-    def sometimes(requests: Any, load: Any) -> list[int]:
-        turn.append(1)
-        return budget(requests, load) if len(turn) % 4 == 0 else [0] * len(requests)
+    def sometimes(requests: Any, proposals: Any, load: Any) -> list[Wishes]:
+        turn.append(not any(proposals))
+        return ask(requests, proposals, load) if sum(turn) % 4 == 0 else [{} for _ in requests]
 
-    e.policy.budget = sometimes
+    e.policy.ask = sometimes
     seen, rs = watched(e), asked(2)
     forwards = []
     advance = head.advance
     head.advance = lambda level, *rest: (forwards.append(level), advance(level, *rest))[1]
     assert run(e, rs) == plain_texts(rs)
-    assert 0 < forwards.count(0) <= len(turn) // 4 + 1
+    assert 0 < forwards.count(0) <= sum(turn) // 4 + 1
     for tokens, draft in seen:
         assert draft.tokens == expected_chain(head, tiny.model(), tokens, len(draft))
 

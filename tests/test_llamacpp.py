@@ -19,7 +19,6 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initial
 from headstart import LLM, ConfigError, ModelError, RequestFailed, SamplingParams
 from headstart import engine as engine_module
 from headstart.core import Batch, Segment, Tree
-from headstart.drafting import Drafted
 from headstart.engine import Engine, StepFailed, _parents
 from headstart.kv import KVPool
 from headstart.models import gguf
@@ -530,7 +529,7 @@ def test_a_draft_model_grows_chains_where_so_many_trees_have_too_many_paths(caps
     e = llama(SPECULATIVE["tree"], drafter(), max_num_seqs=count, max_batch_tokens=512, pages=800)
     shapes = []
     thin = e._thin
-    e._thin = lambda drafted: (shapes.append([is_chain(t.parents) for t in drafted.trees]), thin(drafted))[1]
+    e._thin = lambda trees: (shapes.append([is_chain(t.parents) for t in trees]), thin(trees))[1]
     limits = [4 + i // 2 for i in range(count)]
     batch, check = (
         [request(p, max_tokens=n, eos=None) for p, n in zip(tiny.prompts(count), limits, strict=True)] for _ in range(2)
@@ -660,9 +659,7 @@ WIDE = Tree([5, 6, 7, 8, 9], [-1, -1, 0, 0, 3])
 
 
 def thinned(e: Engine, trees: list[Tree]) -> list[Tree]:
-    drafted = Drafted(list(trees), [""] * len(trees), [None] * len(trees))
-    e._thin(drafted)
-    return drafted.trees
+    return e._thin(list(trees))
 
 
 def test_trees_become_chains_where_the_runner_prefers_them() -> None:

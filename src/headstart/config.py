@@ -17,6 +17,7 @@ from headstart.errors import ConfigError, nearest
 
 VERIFICATIONS = ("walk", "rejection")
 POLICIES = ("fixed", "adaptive")
+AUTO = "auto"  # the method that chooses among all drafters at hand
 WIDE_TOKENS = 16  # γ where it is a bound and nobody says
 
 
@@ -286,6 +287,10 @@ def _complete(out: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(method, str):
         return out
     out["method"] = METHOD_ALIASES.get(method, method)
+    if out["method"] == AUTO and out.setdefault("policy", "adaptive") == "fixed":
+        raise ConfigError(
+            "method 'auto' decides how much is drafted, and by whom: leave out policy='fixed', or name a method."
+        )
     if out["method"] in LATER:
         raise ConfigError(
             f"method {method!r} is not available yet; ngram, suffix, draft_model, early_exit and {', '.join(HEADS)} are."

@@ -143,6 +143,7 @@ class Stats:
     time_target: float = 0.0
     time_verify: float = 0.0
     time_host: float = 0.0
+    time_policy: float = 0.0
     time_to_first_token: float = 0.0
     first_tokens: int = 0  # that came with the first one, from the same step
     time_total: float = 0.0
@@ -168,20 +169,22 @@ class Stats:
         seconds, tokens = self.time_total - self.time_to_first_token, self.tokens - self.first_tokens
         return tokens / seconds if seconds > 0 and tokens > 0 else 0.0
 
-    def record(self, name: str, num_drafted: int, num_accepted: int) -> None:
-        """One verdict of this request."""
+    def record(self, origins: Sequence[str], accepted: Sequence[int]) -> None:
+        """One verdict of this request: where each node of its draft came from, and which were accepted."""
         self.steps += 1
-        if not num_drafted:
+        if not origins:
             return
+        num_accepted = len(accepted)
         self.drafts += 1
-        self.drafted += num_drafted
+        self.drafted += len(origins)
         self.accepted += num_accepted
         self.accepted_by_position += [0] * (num_accepted - len(self.accepted_by_position))
         for i in range(num_accepted):
             self.accepted_by_position[i] += 1
-        book = self.by_drafter.setdefault(name, [0, 0])
-        book[0] += num_drafted
-        book[1] += num_accepted
+        for name in origins:
+            self.by_drafter.setdefault(name, [0, 0])[0] += 1
+        for node in accepted:
+            self.by_drafter[origins[node]][1] += 1
 
     @staticmethod
     def total(many: Sequence[Stats]) -> Stats:
@@ -263,12 +266,16 @@ class Tree:
     Parents stand before their children; siblings stand in the order in which they were proposed.
     `logq_rows[i]` is the row of `Draft.logq` that node i was drawn from, for drafters that know q. `kinds[i]` is what the
     drafter says of node i: a small number, and nodes of one kind are about equally likely. How likely, a policy learns.
+    `confidence[i]` is how sure the drafter itself is of node i, given that its parent is right. `origins[i]` names the
+    drafter that node i came from.
     """
 
     tokens: list[int] = field(default_factory=list)
     parents: list[int] = field(default_factory=list)
     logq_rows: list[int] | None = None
     kinds: list[int] | None = None
+    confidence: list[float] | None = None
+    origins: list[str] | None = None
 
     def __len__(self) -> int:
         return len(self.tokens)

@@ -6,17 +6,19 @@ said, and a drafter that raises leaves its requests to go on without drafts.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 
 from headstart import tree
-from headstart.config import SpeculativeConfig
+from headstart.config import AUTO, SpeculativeConfig
 from headstart.core import DeviceStep, DeviceTexts, Draft, Reading, Request, RequestView, Tree, Verdict, View
 from headstart.drafters import WEIGHTLESS, Drafter, Surroundings, build
 from headstart.errors import ConfigError
+from headstart.policy import Errand, Wish, Wishes
 from headstart.progress import note
 from headstart.scheduler import Planned
 
@@ -38,16 +40,35 @@ class Left:
     lines: Mapping[str, int]
 
 
-@dataclass
 class Drafted:
-    """The drafts of one step: a tree for each ready part, its drafter, and the distributions that nodes were drawn from."""
+    """The drafts of one step: what was proposed for each ready part, by drafter, and the tree that is verified."""
 
-    trees: list[Tree]
-    names: list[str]
-    logq: list[torch.Tensor | None]
-    depth: list[int] = field(default_factory=list)  # tokens of each that may be accepted
-    asked: list[Asked] = field(default_factory=list)
-    mail: list[tuple[Draft, list[int]]] = field(default_factory=list)  # drafts that only the device knows; for whom
+    def __init__(self, count: int) -> None:
+        self.proposals: list[dict[str, Tree]] = [{} for _ in range(count)]
+        self.trees = [Tree() for _ in range(count)]
+        self.depth = [0] * count  # tokens of each tree that may be accepted
+        self.asked: list[Asked] = []
+        self.errands: list[Errand] = []
+        self.mail: list[tuple[Draft, list[int]]] = []  # drafts that only the device knows; for whom
+        self._drawn: dict[tuple[int, str], torch.Tensor] = {}  # distributions that nodes were drawn from
+
+    def logq(self, i: int) -> torch.Tensor | None:
+        """What the nodes of tree i were drawn from."""
+        origins = self.trees[i].origins
+        return self._drawn.get((i, origins[0])) if origins else None
+
+    def propose(self, i: int, name: str, draft: Tree, logq: torch.Tensor | None) -> None:
+        draft.origins = [name] * len(draft)
+        self.proposals[i][name] = draft
+        if logq is not None:
+            self._drawn[i, name] = logq
+
+    def settle_on(self, trees: Sequence[Tree]) -> None:
+        """These are verified. A tree in the mail is as deep as the mail says."""
+        self.trees = list(trees)
+        told = {i: d.mail.depth for d, members in self.mail for i in members if d.mail and d.mail.depth is not None}
+        for i, t in enumerate(self.trees):
+            self.depth[i] = (told[i] if i in told else max(tree.depths(t.parents))) if len(t) else 0
 
     def sources(self) -> tuple[dict[int, tuple[list[int], int, int]], torch.Tensor | None]:
         """For each tree whose tokens are in the mail, where, as `Batch.source` says it, and where it says how many they are
@@ -79,30 +100,46 @@ class Drafting:
     def __init__(self, config: SpeculativeConfig, around: Surroundings) -> None:
         self.config, self.around = config, around
         self.drafters: dict[str, Drafter] = {}
-        if (drafter := build(config, around)) is not None:
-            self.drafters[config.method] = drafter
-        self.taps = drafter.needs.hidden_layers if drafter is not None else ()  # who joins later needs no hidden states
+        for name in self._names():
+            if (drafter := build(replace(config, method=name), around)) is not None:
+                self.drafters[name] = drafter
+        self.auto = tuple(self.drafters)
+        self.taps = next((d.needs.hidden_layers for d in self.drafters.values() if d.needs.hidden_layers), ())
         self.listeners: list[Callable[[View, list[Tree], list[Verdict]], None]] = []  # who else hears verdicts
         self._views: dict[str, RequestView] = {}
-        self._without: set[str] = set()  # requests whose drafter broke
+        self._without: set[tuple[str, str]] = set()  # requests whose drafter broke
 
-    def choose(self, request: Request) -> str | None:
-        """Which drafter serves this request; built on first use where it needs no weights."""
+    def _names(self) -> tuple[str, ...]:
+        """Whom to build at once."""
+        if self.config.method != AUTO:
+            return (self.config.method,)
+        extras = self.around.extras
+        head = (extras["head"].spec.method,) if "head" in extras else ()
+        return (*WEIGHTLESS, *head, *(("draft_model",) if "draft_model" in extras else ()))
+
+    def choices(self, request: Request) -> tuple[str, ...]:
+        """The drafters that may serve this request, the cheapest first."""
+        if not request.speculation.enabled:
+            return ()
         name = request.speculation.method or self.config.method
-        if not request.speculation.enabled or name == "none" or request.id in self._without:
-            return None
+        names = self.auto if name == AUTO else self._named(name)
+        return names if not self._without else tuple(n for n in names if (request.id, n) not in self._without)
+
+    def _named(self, name: str) -> tuple[str, ...]:
+        """Built on first use where it needs no weights."""
+        if name == "none":
+            return ()
         if name not in self.drafters:
             if name not in WEIGHTLESS:
                 loaded = ", ".join(["none", *WEIGHTLESS, *(d for d in self.drafters if d not in WEIGHTLESS)])
                 raise ConfigError(f"Drafter {name!r} is not loaded in this engine. A request can choose: {loaded}.")
             self.drafters[name] = build(replace(self.config, method=name), self.around)  # type: ignore[assignment]
-        return name
+        return (name,)
 
     def space(self, request: Request) -> int:
         """Requests share KV with those whose drafter has read it: 0 for all that need no hidden states."""
         reading = [name for name, d in self.drafters.items() if d.needs.hidden_layers]
-        name = self.choose(request)
-        return 1 + reading.index(name) if name in reading else 0
+        return next((1 + reading.index(name) for name in self.choices(request) if name in reading), 0)
 
     def verification(self, request: Request) -> str:
         return request.speculation.verification or self.config.verification
@@ -110,21 +147,23 @@ class Drafting:
     # ------------------------------------------------------------------ one step
     def propose(
         self,
+        out: Drafted,
         ready: Sequence[Planned],
+        wishes: Sequence[Wishes],
         depth: Callable[[Planned], int],
         texts: DeviceTexts | None = None,
         slots: Callable[[Request], np.ndarray] | None = None,
         left: Left | None = None,
-    ) -> Drafted:
-        """Ask each drafter once, for all requests that it serves, and once more for those with a seat on the device."""
-        out = Drafted([Tree() for _ in ready], [""] * len(ready), [None] * len(ready), [0] * len(ready))
+    ) -> None:
+        """Ask each drafter once, for all requests that wish it, and once more for those with a seat on the device."""
         groups: dict[tuple[str, bool], list[int]] = {}
-        for i, part in enumerate(ready):
-            name = self.choose(part.request)
-            if name and (part.budget or (part.seat >= 0 and self.drafters[name].needs.hidden_layers)):
-                groups.setdefault((name, part.seat >= 0), []).append(i)
+        for i, (part, own) in enumerate(zip(ready, wishes, strict=True)):
+            for name, wish in own.items():
+                if wish.nodes or (part.seat >= 0 and self.drafters[name].needs.hidden_layers):
+                    groups.setdefault((name, part.seat >= 0), []).append(i)
         for (name, seated), members in groups.items():
-            view = View([self._view(ready[i], depth(ready[i])) for i in members], texts if seated else None)
+            views = [self._view(ready[i], depth(ready[i]), wishes[i][name]) for i in members]
+            view = View(views, texts if seated else None)
             if seated and left is not None:
                 view.step = left.step
                 for i, r in zip(members, view.requests, strict=True):
@@ -135,29 +174,27 @@ class Drafting:
                     held, computed = slots(ready[i].request), ready[i].request.computed
                     r.slots, r.room = held[:computed], held[computed:]
             self._ask(Asked(name, view, members), out)
-        return out
 
     def reads(self, request: Request) -> bool:
-        """Does its drafter read what the target computes?"""
-        name = self.choose(request)
-        return name is not None and bool(self.drafters[name].needs.hidden_layers)
+        """Does a drafter of it read what the target computes?"""
+        return any(self.drafters[name].needs.hidden_layers for name in self.choices(request))
 
     def can_draft_ahead(self, request: Request) -> bool:
-        """Can its drafter draft where the target's device keeps the texts?"""
-        name = self.choose(request)
-        return name is not None and self.drafters[name].ahead
+        """Can a drafter of it draft where the target's device keeps the texts?"""
+        return any(self.drafters[name].ahead for name in self.choices(request))
 
-    def _view(self, part: Planned, depth: int) -> RequestView:
+    def _view(self, part: Planned, depth: int, wish: Wish) -> RequestView:
         r = part.request
-        how = self.verification(r)
-        self._views[r.id] = RequestView(
-            r.id, r.tokens, len(r.prompt), part.budget, depth, r.params, r.seed, how, r, part.seat
+        how, deepest = self.verification(r), min(depth, wish.depth)
+        view = RequestView(
+            r.id, r.tokens, len(r.prompt), wish.nodes, deepest, r.params, r.seed, how, r, part.seat
         )  # fmt: skip
-        return self._views[r.id]
+        self._views[r.id] = view
+        return view
 
     def _ask(self, asked: Asked, out: Drafted) -> None:
         """Keep the trees, within their budgets."""
-        requests = asked.view.requests
+        requests, began = asked.view.requests, time.perf_counter()
         try:
             draft = self.drafters[asked.name].propose(asked.view)
             trees = draft.trees()
@@ -165,18 +202,18 @@ class Drafting:
             return self._drop(asked.name, requests, f"failed: {error!r}")
         if len(trees) != len(requests):
             return self._drop(asked.name, requests, f"gave {len(trees)} trees for {len(requests)} requests")
+        seconds, size = time.perf_counter() - began, self.around.vocab_size
         for i, r, grown in zip(asked.members, requests, trees, strict=True):
-            size = self.around.vocab_size
             if wrong := tree.check(grown, size, draft.mail is not None) or check_logq(grown, draft.logq, size):
                 self._drop(asked.name, [r], f"gave no tree: {wrong}")
                 continue
-            told = draft.mail.depth if draft.mail is not None else None  # such a tree is taken whole
-            out.trees[i] = tree.prune(grown, r.budget, r.max_depth) if told is None else grown
-            out.depth[i] = max(tree.depths(out.trees[i].parents), default=0) if told is None else told
-            out.names[i], out.logq[i] = asked.name, draft.logq
+            whole = draft.mail is not None and draft.mail.depth is not None
+            out.propose(i, asked.name, grown if whole else tree.prune(grown, r.budget, r.max_depth), draft.logq)
         out.asked.append(asked)
         if draft.mail is not None:
             out.mail.append((draft, asked.members))
+        else:
+            out.errands.append(_errand(asked, trees, seconds))
 
     def observe(self, drafted: Drafted, verdicts: Sequence[Verdict]) -> None:
         """Tell every drafter what became of its drafts; of requests that are over it has heard the last."""
@@ -185,7 +222,8 @@ class Drafting:
             view = (
                 asked.view if len(alive) == len(asked.members) else replace(asked.view, requests=[r for r, _ in alive])
             )
-            heard = view, [drafted.trees[i] for _, i in alive], [verdicts[i] for _, i in alive]
+            own = [_own_verdict(drafted, i, asked.name, verdicts[i]) for _, i in alive]
+            heard = view, [t for t, _ in own], [v for _, v in own]
             for listener in self.listeners:
                 listener(*heard)
             try:
@@ -196,12 +234,14 @@ class Drafting:
     def read(self, readings: Sequence[tuple[Planned, Reading]], hidden: Mapping[int, torch.Tensor] | None) -> None:
         """Hand each drafter that asks for hidden states what the target computed of its requests."""
         for name, drafter in self.drafters.items():
-            own = [(p, r) for p, r in readings if self.choose(p.request) == name] if drafter.needs.hidden_layers else []
+            if not drafter.needs.hidden_layers:
+                continue
+            own = [(p, r) for p, r in readings if name in self.choices(p.request)]
             if not own:
                 continue
             for part, _ in own:
                 if part.request.id not in self._views:
-                    self._view(part, 0)
+                    self._view(part, 0, Wish(0, 0))
             try:
                 drafter.read([r for _, r in own], hidden)
             except Exception as error:
@@ -211,7 +251,7 @@ class Drafting:
     # ------------------------------------------------------------------ leaving
     def release(self, request: Request) -> None:
         """The request is over."""
-        self._without.discard(request.id)
+        self._without -= {(request.id, name) for name in self.drafters} if self._without else set()
         view = self._views.pop(request.id, None)
         for name, drafter in self.drafters.items() if view is not None else ():
             try:
@@ -229,7 +269,25 @@ class Drafting:
 
     def _drop(self, name: str, requests: Sequence[RequestView], why: str) -> None:
         note(f"Drafter {name!r} {why}. {len(requests)} request(s) go on without drafts; their text is unaffected.")
-        self._without.update(r.id for r in requests)
+        self._without.update((r.id, name) for r in requests)
+
+
+def _errand(asked: Asked, trees: Sequence[Tree], seconds: float) -> Errand:
+    count = len(trees)
+    if asked.name in WEIGHTLESS:
+        return Errand(asked.name, count, 1, count, seconds)
+    levels = [min(r.max_depth, r.budget) for r in asked.view.requests]
+    return Errand(asked.name, count, max(levels), sum(levels), seconds)
+
+
+def _own_verdict(drafted: Drafted, i: int, name: str, verdict: Verdict) -> tuple[Tree, Verdict]:
+    """A drafter's own tree, as far as it was verified, and the verdict in its numbers."""
+    chosen, own = drafted.trees[i], drafted.proposals[i].get(name, Tree())
+    if set(chosen.origins or ()) <= {name} or not len(own):
+        return chosen, verdict
+    said = verdict.tokens(chosen)
+    nodes = tree.follow(own, said[:-1])
+    return own, Verdict(nodes, said[len(nodes)])
 
 
 def check_logq(draft: Tree, logq: torch.Tensor | None, vocab_size: int) -> str | None:

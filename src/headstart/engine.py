@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -29,7 +29,7 @@ from headstart.errors import BadInput
 from headstart.kv import KVPool
 from headstart.models.base import Runner
 from headstart.noise import Chance, derive_seed
-from headstart.policy import Load, Policy, StepTimes
+from headstart.policy import Load, Policy, StepTimes, Wishes
 from headstart.policy.choose import make_policy
 from headstart.scheduler import Plan, Planned, Scheduler
 
@@ -43,7 +43,7 @@ class Clock:
     def __init__(self, wait: Callable[[], None] | None) -> None:
         self._wait, self.began = wait, time.perf_counter()
         self._last = self.began
-        self.laps = {"host": 0.0, "draft": 0.0, "target": 0.0, "verify": 0.0}
+        self.laps = {"host": 0.0, "policy": 0.0, "draft": 0.0, "target": 0.0, "verify": 0.0}
 
     def lap(self, name: str, since: float = 0.0) -> float:
         """Book the time since the last lap, or since a later moment that is given, under this name. Returns now."""
@@ -118,7 +118,7 @@ class Engine:
         self.max_len = min(max_len, self.pool.num_slots - 1)
         self.scheduler = Scheduler(self.pool, config.max_num_seqs, config.max_batch_tokens, self.max_len)
         self.drafting = Drafting(speculative or SpeculativeConfig(), around or Surroundings(runner.vocab_size))
-        self.policy: Policy = policy or make_policy(self.drafting.config, self.drafting.choose)
+        self.policy: Policy = policy or make_policy(self.drafting.config, self.drafting.choices)
         self.delivery = Delivery(decode)
         for drafter in self.drafting.drafters.values():
             drafter.allocate(self.pool.num_slots)
@@ -137,7 +137,7 @@ class Engine:
     def add(self, request: Request) -> None:
         """Take a request on; says what is wrong with it before anything is allocated."""
         self._check(request)
-        self.drafting.choose(request)
+        self.drafting.choices(request)
         request.space = self.drafting.space(request)
         request.arrived = request.arrived or time.perf_counter()
         self.delivery.add(request)
@@ -207,16 +207,8 @@ class Engine:
         if not plan.parts:
             return None
         self._seat(plan, before)
-        self._give_budgets(plan, before is not None)
         clock.lap("host")
-        left = Left(self.runner.left, self._lines) if self.runner.left is not None else None
-        drafted = self.drafting.propose(
-            plan.ready, self._depth, self.texts, lambda r: self.pool.tables[r.id].slots, left
-        )
-        self._cut(plan, drafted)
-        self._thin(drafted)
-        drafted.depth = [d if len(t) else 0 for d, t in zip(drafted.depth, drafted.trees, strict=True)]
-        clock.lap("draft")
+        drafted = self._draft(plan, before is not None, clock)
         stops = self._run_on(plan, drafted)
         batch, places = self._pack(plan, drafted.trees)
         batch.stops, batch.hidden_layers = stops, self.drafting.taps
@@ -294,15 +286,16 @@ class Engine:
         if not all(self._is_known(p, depth) for p, depth in drafts if p.request.finish_reason is None):
             return False
         ready = [p.request for p in flight.plan.ready if p.request.finish_reason is None]
-        budgets = self.policy.budget(ready, Load(len(self.scheduler.running), len(self.scheduler.waiting), 0))
-        return all(self._may_go_on(r, b) for b, r in zip(budgets, ready, strict=True))
+        load = Load(len(self.scheduler.running), len(self.scheduler.waiting), 0)
+        wishes = self.policy.ask(ready, [{} for _ in ready], load)
+        return all(self._may_go_on(r, bool(own)) for r, own in zip(ready, wishes, strict=True))
 
-    def _may_go_on(self, request: Request, budget: int) -> bool:
+    def _may_go_on(self, request: Request, drafts: bool) -> bool:
         """Can its next draft be made on the device? What a step left for a drafter to read is gone when the next one runs, so
         that drafter has to be asked there, and has to have read what was before."""
         if self.drafting.reads(request):
-            return budget > 0 and self._has_seat(request) and request.num_output > 0
-        return not budget or not self._drafts_for(request) or self._has_seat(request)
+            return drafts and self._has_seat(request) and request.num_output > 0
+        return not drafts or not self._drafts_for(request) or self._has_seat(request)
 
     def _is_known(self, part: Planned, depth: int) -> bool:
         """Will the device know all that the request's next step needs? Where this one may end the text, none is to follow."""
@@ -345,23 +338,49 @@ class Engine:
                     part.request.tokens.append(PENDING)
                 flight.expected.append(part.request)
 
-    def _give_budgets(self, plan: Plan, follows: bool) -> None:
-        """A step that follows one on its way can be drafted for on the device alone."""
-        budgets = self.policy.budget([p.request for p in plan.ready], self._load(plan))
-        able = (p.seat >= 0 if follows else self._drafts_for(p.request) for p in plan.ready)
-        self.scheduler.reserve_drafts(plan, [b if b and can else 0 for b, can in zip(budgets, able, strict=True)])
+    # ------------------------------------------------------------------ drafts
+    def _draft(self, plan: Plan, follows: bool, clock: Clock) -> Drafted:
+        """Ask drafters as long as the policy wishes, then let it choose. What only the device knows is taken whole."""
+        ready, requests, load = plan.ready, [p.request for p in plan.ready], self._load(plan)
+        left = Left(self.runner.left, self._lines) if self.runner.left is not None else None
+        out = Drafted(len(ready))
+        while any(wishes := self.policy.ask(requests, out.proposals, load)):
+            wishes = self._reserve(plan, wishes, follows)
+            clock.lap("policy")
+            self.drafting.propose(
+                out, ready, wishes, self._depth, self.texts, lambda r: self.pool.tables[r.id].slots, left
+            )
+            for own, wished in zip(out.proposals, wishes, strict=True):
+                for name in wished:
+                    own.setdefault(name, Tree())  # it was asked, and that is it
+            clock.lap("draft")
+        if out.mail:
+            trees = [next((t for t in own.values() if len(t)), Tree()) for own in out.proposals]
+        else:
+            trees = self.policy.choose(requests, out.proposals, load)
+        if self.policy.cuts:
+            self.scheduler.reserve_drafts(plan, [len(t) for t in trees])
+            trees = [tree.prune(t, p.budget, len(t)) for t, p in zip(trees, ready, strict=True)]
+        out.settle_on(self._thin(trees))
+        clock.lap("policy")
+        return out
 
-    def _cut(self, plan: Plan, drafted: Drafted) -> None:
-        """Nodes that do not pay for their rows are not verified. What only the device knows is taken whole."""
-        if drafted.mail:
-            return
-        kept = self.policy.keep([p.request for p in plan.ready], drafted.names, drafted.trees, self._load(plan))
-        if kept is not None:
-            trees = zip(drafted.trees, kept, strict=True)
-            drafted.trees = [t if len(own) == len(t) else tree.select(t, own) for t, own in trees]
+    def _reserve(self, plan: Plan, wishes: list[Wishes], follows: bool) -> list[Wishes]:
+        """The wishes that there is KV for. A step that follows one on its way can be drafted for on the device alone."""
+        able = [p.seat >= 0 if follows else self._drafts_for(p.request) for p in plan.ready]
+        most = [max((w.nodes for w in own.values()), default=0) for own in wishes]
+        self.scheduler.reserve_drafts(plan, [n if can else 0 for n, can in zip(most, able, strict=True)])
+        return [
+            {name: replace(w, nodes=min(w.nodes, p.budget)) for name, w in own.items()}
+            for p, own in zip(plan.ready, wishes, strict=True)
+        ]
 
     def _load(self, plan: Plan) -> Load:
-        return Load(len(self.scheduler.running), len(self.scheduler.waiting), plan.num_prefill_tokens)
+        ready = plan.ready
+        context = sum(len(p.request.tokens) for p in ready) / max(1, len(ready))
+        running, waiting = len(self.scheduler.running), len(self.scheduler.waiting)
+        room = (self.config.max_batch_tokens - sum(p.piece for p in plan.parts)) // max(1, len(ready))
+        return Load(running, waiting, plan.num_prefill_tokens, context, room)
 
     def _run_on(self, plan: Plan, drafted: Drafted) -> frozenset[int] | None:
         """Let the runner choose some tokens in one step, where nobody waits for a turn and nothing is drafted: what surrounds
@@ -382,17 +401,18 @@ class Engine:
         drafted.trees = [Tree.chain([PENDING] * more)]
         return r.stop_ids
 
-    def _thin(self, drafted: Drafted) -> None:
+    def _thin(self, trees: list[Tree]) -> list[Tree]:
         """Trees become chains where the runner would rather have them, or cannot take so many paths."""
-        runner, trees = self.runner, drafted.trees
+        runner = self.runner
         if runner.most_paths is None or all(tree.is_chain(t.parents) for t in trees):
-            return
+            return trees
         asked = self.drafting.config.tree or not runner.prefers_chains
         if not asked or sum(tree.num_paths(t) for t in trees) > runner.most_paths:
-            drafted.trees = [tree.first_path(t) for t in trees]
+            return [tree.first_path(t) for t in trees]
+        return trees
 
     def _drafts_for(self, request: Request) -> bool:
-        return self._left(request) > 1 and self.drafting.choose(request) is not None
+        return self._left(request) > 1 and bool(self.drafting.choices(request))
 
     def _left(self, request: Request) -> int:
         """Tokens until the request's own limits end it."""
@@ -477,7 +497,7 @@ class Engine:
             own, root = [sampling.Row(part.request, p) for p in _paths(draft)], place.root
             if self._rejects(part.request):
                 logp = sampling.log_probabilities(forward.logits[root : root + 1 + len(draft)], own)
-                verdicts[i] = verify.reject(draft, logp, drafted.logq[i], self._chance(part.request))
+                verdicts[i] = verify.reject(draft, logp, drafted.logq(i), self._chance(part.request))
             else:
                 walking.append((i, len(lines)))
                 lines += own
@@ -504,11 +524,11 @@ class Engine:
     def _commit(self, flight: Flight, verdicts: list[Verdict]) -> None:
         """Tokens join the requests, accepted KV moves up, drafters hear the verdict."""
         drafted, forward, moves = flight.drafted, flight.forward, []
-        ready = iter(zip(drafted.trees, verdicts, drafted.names, flight.chosen, strict=True))
+        ready = iter(zip(drafted.trees, verdicts, flight.chosen, strict=True))
         went_on, grew = {r.id for r in flight.expected}, []
         starts = [_start(p, s) for p, s in zip(flight.plan.parts, flight.batch.segments, strict=True)]
         for part, place in zip(flight.plan.parts, flight.places, strict=True):
-            draft, verdict, name, chosen = next(ready) if part.ready else (Tree(), Verdict([], 0), "", True)
+            draft, verdict, chosen = next(ready) if part.ready else (Tree(), Verdict([], 0), True)
             r = part.request
             if r.finish_reason is not None:  # it ended while this step was on its way
                 continue
@@ -518,7 +538,7 @@ class Engine:
                 self._parcels.append(self._emit_run(r, forward.ran))
                 grew.append(r)
             elif part.ready:
-                parcel = self._emit(r, draft, verdict, name, forward, place.root)
+                parcel = self._emit(r, draft, verdict, forward, place.root)
                 moved = self._accept(r, verdict, len(parcel.tokens))
                 moves += [] if chosen else [moved]  # a runner that chose has moved them
                 if self.texts is not None and part.seat >= 0 and chosen:
@@ -563,14 +583,14 @@ class Engine:
         request.computed = base + len(kept) - (len(kept) == num_new)
         return self.pool.moves(self.pool.tables[request.id].slots, base, kept)
 
-    def _emit(self, request: Request, draft: Tree, verdict: Verdict, name: str, forward: Forward, root: int) -> Parcel:
+    def _emit(self, request: Request, draft: Tree, verdict: Verdict, forward: Forward, root: int) -> Parcel:
         """Append the verdict's tokens up to the first that ends the text."""
         new = verdict.tokens(draft)
         first = not request.num_output
         kept = self._append(request, new)
         new = new[:kept]
         request.stats.tokens += kept
-        request.stats.record(name, len(draft), min(kept, len(verdict.accepted)))
+        request.stats.record(draft.origins or (), verdict.accepted[:kept])
         if first:
             request.stats.time_to_first_token = time.perf_counter() - request.arrived
             request.stats.first_tokens = kept
@@ -637,6 +657,7 @@ class Engine:
             stats.time_target += laps["target"]
             stats.time_verify += laps["verify"]
             stats.time_host += laps["host"]
+            stats.time_policy += laps["policy"]
             stats.time_queue = stats.time_queue or flight.clock.began - part.request.arrived
         now = time.perf_counter()
         period = now - max(flight.clock.began, self._settled)
@@ -645,7 +666,12 @@ class Engine:
         rows, prefill = 1 if ran else len(flight.batch.tokens), flight.plan.num_prefill_tokens
         target, around = laps["target"] / max(1, ran), period - laps["target"]
         self._pace = target + around if rows == 1 else self._pace
-        times = StepTimes(laps["draft"], target, laps["verify"], laps["host"], rows, prefill, target + around)
+        reach = 0.0 if ran else float(sum(s.num_new * s.context for s in flight.batch.segments))
+        produced = len(verdicts) + sum(len(v.accepted) for v in verdicts)
+        times = StepTimes(
+            laps["draft"], target, laps["verify"], laps["host"], rows, prefill, target + around, reach,
+            tuple(flight.drafted.errands), produced,
+        )  # fmt: skip
         self.policy.learn(times, [p.request for p in flight.plan.ready], verdicts)
 
     def check_integrity(self) -> None:

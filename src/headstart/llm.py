@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headstart.config import (
+    AUTO,
     HEADS,
     OF_TORCH,
     EngineConfig,
@@ -90,6 +91,7 @@ class LLM:
         )
         from headstart.drafters import find
         from headstart.models import quantized
+        from headstart.models.heads.at_hand import is_head
         from headstart.models.llamacpp.native import LlamaOptions
         from headstart.models.load import load, pick_device, pick_dtype
         from headstart.models.runners import require_kernels
@@ -100,7 +102,7 @@ class LLM:
         )  # what is asked of torch, torch gets
         who = "torch" if runner == "auto" and not plain else runner
 
-        if config.method != "none":
+        if config.method not in ("none", AUTO):
             find(config)  # an unknown method is said before a model is loaded
         if config.method in HEADS:
             _head_path(config, str(model) if isinstance(model, (str, Path)) else model.name)
@@ -109,7 +111,7 @@ class LLM:
         if quantize and isinstance(model, (str, Path)):
             where = pick_device(device)
             quantized.refuse(quantize, where, pick_dtype(dtype, where))
-        if draft is not None and config.method != "draft_model":
+        if draft is not None and config.method not in ("draft_model", AUTO):
             raise ConfigError("draft= was given, but the method is not draft_model.")
         asked = (device, dtype, max_model_len, trust_remote_code, runner, gpu_layers, flash_attention, kv_type)
         if not isinstance(model, (str, Path)) and asked != ("auto", "auto", None, False, "auto", -1, None, "f16"):
@@ -121,10 +123,14 @@ class LLM:
         def build() -> tuple[Loaded, Any]:
             target, helper = model, draft
             if isinstance(target, (str, Path)):
-                way = "torch" if config.method in OF_TORCH and who == "auto" else who
+                named = config.method in OF_TORCH or (config.method == AUTO and is_head(config.model))
+                way = "torch" if named and who == "auto" else who
                 target = load(target, device, dtype, max_model_len, trust_remote_code, way, llama)
             head = _load_head(config, target) if config.method in HEADS else None
-            if config.method == "draft_model" and helper is None:  # before the KV pools take what memory is free
+            if config.method == AUTO:
+                head = _head_at_hand(config, target)
+            drafts = config.method == "draft_model" or (config.method == AUTO and config.model and head is None)
+            if drafts and helper is None:  # before the KV pools take what memory is free
                 helper = _load_draft(config, device, trust_remote_code, "torch" if who == "torch" else "auto", threads)
             return target, start_engine(target, config, engine_config, device, helper, head)
 
@@ -395,7 +401,19 @@ def _head_path(config: SpeculativeConfig, target: str) -> Path:
     return path
 
 
-def _load_head(config: SpeculativeConfig, target: Loaded) -> Head:
+def _head_at_hand(config: SpeculativeConfig, target: Loaded) -> Head | None:
+    """The head that the config names, or that lies ready for this target; where the target tells its hidden states."""
+    from headstart.models.heads.at_hand import find_head, is_head
+
+    if config.model and not is_head(config.model):
+        return None
+    if not config.model and not hasattr(target.model, "config"):
+        return None
+    path = Path(config.model).expanduser() if config.model else find_head(target.name)
+    return None if path is None else _load_head(config, target, path)
+
+
+def _load_head(config: SpeculativeConfig, target: Loaded, path: Path | None = None) -> Head:
     """The checkpoint that the config names, checked against its target before a weight is read."""
     import torch
 
@@ -408,20 +426,15 @@ def _load_head(config: SpeculativeConfig, target: Loaded) -> Head:
         raise ConfigError(
             f"{config.method!r} needs hidden states of the target, which llama.cpp has not: use runner='torch'."
         )
-    path = _head_path(config, target.name)
+    path = path or _head_path(config, target.name)
     model, facts = target.model, TargetFacts.of(hub_id(target.name), target.model)
     dtype = model.dtype if config.draft_dtype == "auto" else pick_dtype(config.draft_dtype, model.device)
     head = load_head(path, facts, model.device, dtype)
-    if (method := method_of(head)) != config.method:
+    if (method := head.spec.method) != config.method and config.method != AUTO:
         raise ConfigError(f"{path} holds a head of another kind: use method {method!r}.")
     if config.draft_dtype == "auto" and model.device.type == "cpu" and dtype == torch.float32:
         return shrink(head)
     return head
-
-
-def method_of(head: Head) -> str:
-    """The method that drafts with this head."""
-    return "mlp_speculator" if head.spec.kind == "mlp" else head.spec.kind
 
 
 def start_engine(
@@ -438,12 +451,11 @@ def start_engine(
     from headstart.loop import EngineLoop
     from headstart.models.runners import make_runner
     from headstart.policy.adaptive import AdaptivePolicy
-    from headstart.policy.costs import CONTEXT, measure
 
     wide = engine_config.wide_weights if engine_config.wide_weights is not None else config.method != "none"
     how = engine_config
     runner = make_runner(model.model, how.fuse, wide, how.kernels, how.deterministic, how.quantize)
-    share = 0.2 if config.method == "draft_model" else 0.0  # of the KV memory, for the draft's own
+    share = 0.2 if config.method == "draft_model" or draft is not None else 0.0  # of the KV memory, for the draft's own
     spare = runner.needs_bytes(engine_config.max_batch_tokens) * (2 if draft else 1)
     memory = engine_config.kv_memory or _kv_memory(runner.device, spare)
     slots = engine_config.max_num_seqs * (model.max_len + config.nodes)
@@ -476,11 +488,20 @@ def start_engine(
     decode = None if model.tokenizer is None else model.tokenizer.decode
     engine = Engine(runner, engine_config, model.max_len, pages, config, around, decode)
     nodes = config.nodes if config.method != "none" else 0
-    runner.warm_up(nodes, config.tree or config.method == "suffix", engine.drafting.taps)
+    runner.warm_up(nodes, config.tree or config.method in ("suffix", AUTO), engine.drafting.taps)
     if isinstance(engine.policy, AdaptivePolicy):
-        with status("Measuring this machine"):
-            engine.policy.costs = measure(runner, min(64, engine.pool.num_slots - CONTEXT))
+        engine.policy.costs = _measure(runner, engine.pool.num_slots)
     return EngineLoop(engine)
+
+
+def _measure(runner: Any, num_slots: int) -> Any:
+    """What forwards cost on this machine."""
+    from headstart.policy.costs import CONTEXT, measure, measure_context
+
+    with status("Measuring this machine"):
+        costs = measure(runner, min(64, num_slots - CONTEXT))
+        measure_context(runner, num_slots, costs)
+    return costs
 
 
 def _kv_memory(device: Any, spare: int) -> int:

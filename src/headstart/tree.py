@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeVar
 
 import numpy as np
 
 from headstart.core import Tree
+
+T = TypeVar("T")
 
 
 def depths(parents: Sequence[int]) -> list[int]:
@@ -86,10 +89,53 @@ def num_paths(tree: Tree) -> int:
 
 def select(tree: Tree, keep: Sequence[int]) -> Tree:
     """The subtree of the nodes `keep` (closed under parents, which stand before their children), renumbered."""
+    if len(keep) == len(tree) and all(i == n for i, n in enumerate(keep)):
+        return tree
     new = {-1: -1} | {old: i for i, old in enumerate(keep)}
-    rows = None if tree.logq_rows is None else [tree.logq_rows[i] for i in keep]
-    kinds = None if tree.kinds is None else [tree.kinds[i] for i in keep]
-    return Tree([tree.tokens[i] for i in keep], [new[tree.parents[i]] for i in keep], rows, kinds)
+
+    def of(values: list[T] | None) -> list[T] | None:
+        return None if values is None else [values[i] for i in keep]
+
+    parents = [new[tree.parents[i]] for i in keep]
+    tokens = [tree.tokens[i] for i in keep]
+    return Tree(tokens, parents, of(tree.logq_rows), of(tree.kinds), of(tree.confidence), of(tree.origins))
+
+
+def merge(parts: Sequence[tuple[Tree, Sequence[float]]]) -> tuple[Tree, list[float]]:
+    """One tree of several, and the values of its nodes. A node that several have is there once, with its highest value and the
+    origin that gave it. Values never rise from parent to child, in the parts and so in the whole."""
+    if len(parts) == 1:
+        return parts[0][0], list(parts[0][1])
+    out, values, sources = Tree(), [], []
+    place: dict[tuple[int, int], int] = {}
+    for part, own in parts:
+        new = {-1: -1}
+        origins = part.origins or [""] * len(part)
+        for i, (token, parent) in enumerate(zip(part.tokens, part.parents, strict=True)):
+            key = new[parent], token
+            if key not in place:
+                place[key] = len(out)
+                out.tokens.append(token)
+                out.parents.append(key[0])
+                sources.append(origins[i])
+                values.append(own[i])
+            elif own[i] > values[place[key]]:
+                values[place[key]], sources[place[key]] = own[i], origins[i]
+            new[i] = place[key]
+    out.origins = sources
+    return out, values
+
+
+def follow(tree: Tree, text: Sequence[int]) -> list[int]:
+    """The nodes that a text goes along with, from the top down."""
+    out, here, below = [], -1, children(tree.parents)
+    for token in text:
+        child = next((n for n in below.get(here, ()) if tree.tokens[n] == token), None)
+        if child is None:
+            break
+        out.append(child)
+        here = child
+    return out
 
 
 def best_nodes(values: Sequence[float], parents: Sequence[int], budget: int) -> list[int]:

@@ -178,6 +178,8 @@ class GrowingDrafter(Drafter):
     def _add_node(self, g: Growth, token: int, parent: int, rank: int, value: float, row: int | None) -> None:
         g.tree.tokens.append(token)
         g.tree.parents.append(parent)
+        if not g.samples:  # what was drawn must not decide what stays
+            g.tree.confidence = [*(g.tree.confidence or []), value / (g.values[parent] if parent >= 0 else 1.0)]
         g.values.append(value)
         g.ranks.append((*(g.ranks[parent] if parent >= 0 else ()), rank))
         if row is not None:

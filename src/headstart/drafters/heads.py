@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from headstart.models.kernels.growth import Growth as DeviceGrowth
 
 NO_SLOTS = np.empty(0, np.int64)
+SOME = 8  # rows from which on entries alone are worth a forward of their own
 EAGER = 64  # features of so many tokens are read at once; fewer wait until a draft is asked for
 
 
@@ -64,8 +65,12 @@ class Trail:
     state: torch.Tensor | None = None  # (1, S) behind the last one read
 
     @property
+    def waiting(self) -> int:
+        return sum(len(f) for f in self.features)
+
+    @property
     def known(self) -> int:
-        return self.read + sum(len(f) for f in self.features)
+        return self.read + self.waiting
 
 
 class HeadDrafter(GrowingDrafter):
@@ -135,11 +140,9 @@ class HeadDrafter(GrowingDrafter):
                 trail.read, trail.features, trail.state = r.start, [], None
             trail.features.append(own)
         most = EAGER if self.grower is None else 1  # the device reads on from the last known token
-        long = [
-            r
-            for r in readings
-            if r.ends or r.known > most or self._trails[r.id].known - self._trails[r.id].read >= EAGER
-        ]
+        long = [r for r in readings if r.ends or r.known > most or self._trails[r.id].waiting >= EAGER]
+        if self.head.remembers:
+            return self._remember([(r.id, r.tokens, r.slots) for r in long], {r.id for r in long if r.ends})
         self._catch_up([(r.id, r.tokens, r.slots) for r in long])
 
     @torch.inference_mode()
@@ -148,6 +151,9 @@ class HeadDrafter(GrowingDrafter):
             return self._on_device(view, view.texts)
         growths = [g for r in view.requests if (g := self._begin(r)) is not None]
         blanks = {g.view.id: self._own_slots(i, g.depth - 1) for i, g in enumerate(growths) if self.head.blank}
+        if self.head.remembers:
+            own = [(g.view.id, g.view.tokens, g.view.slots) for g in growths]
+            self._remember([t for t in own if self._trails[t[0]].waiting > SOME])
         ahead = self._catch_up([(g.view.id, g.view.tokens, g.view.slots) for g in growths], blanks)
         logq: list[torch.Tensor] = []
         if growths:
@@ -289,6 +295,27 @@ class HeadDrafter(GrowingDrafter):
                 trail.read, trail.features = trail.known, []
                 trail.state = state[end - 1 : end].clone()
         return ahead
+
+    def _remember(self, texts: list[tuple[str, Sequence[int], np.ndarray]], over: Set[str] = frozenset()) -> None:
+        """Read the features that wait, but for the last of each text that is not over: its state will be asked for."""
+        features: list[torch.Tensor] = []
+        following: list[int] = []
+        positions: list[int] = []
+        segments: list[Segment] = []
+        for id, tokens, slots in texts:
+            trail, start = self._trails[id], len(following)
+            own = torch.cat(trail.features)
+            end = trail.known - (id not in over)
+            features.append(own[: end - trail.read])
+            following += tokens[trail.read + 1 : end + 1]
+            positions += range(trail.read, end)
+            segments.append(Segment(start, len(following), trail.read, slots[:end]))
+            trail.features, trail.read, trail.state = [own[end - trail.read :]] if id not in over else [], end, None
+        if following:
+            batch = Batch(np.array(following), np.array(positions), segments, np.empty(0, np.int64))
+            token, position = (torch.tensor(x, device=self.device) for x in (following, positions))
+            context = Context(batch, self.keys, self.values, self.device)
+            self.head.remember(self.head.begin(torch.cat(features)), token, position, context)
 
     def _advance(
         self, level: int, state: torch.Tensor, tokens: list[int], positions: list[int], segments: list[Segment]

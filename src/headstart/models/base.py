@@ -25,6 +25,7 @@ class Runner:
     hidden_states = True  # whether a forward can tell them
     num_layers = 0  # of the model, where a forward may end behind some of them: `Batch.layers`; 0: it cannot
     runs_on = False  # whether one call can choose several tokens of one text, one after the other: `Batch.stops`
+    reads_unwritten = True  # whether a forward may read slots that nothing was written to
     prefers_chains = False  # whether a tree is worth its cost only where a user asks for it
 
     left: DeviceStep | None = None  # what the last forward left on the device, for runners that choose there

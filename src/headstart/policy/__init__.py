@@ -1,12 +1,29 @@
-"""How much to draft: nodes for each request in this step. 0 is a real choice and costs nothing."""
+"""Who drafts and how much: for each request in each step. Nothing is a real choice and costs nothing.
+
+A policy is asked until it wants nothing more: whom to ask for a draft, seeing what others have proposed in this step. Then
+it chooses what is verified: one tree for each request.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from headstart.core import Request, Tree, Verdict
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What a drafter may propose for one request."""
+
+    nodes: int
+    depth: int
+
+
+Wishes = dict[str, Wish]  # by the name of the drafter that is to be asked
+Proposals = Mapping[str, Tree]  # what drafters said that were asked; an empty tree: nothing
+Choices = Callable[[Request], Sequence[str]]  # the drafters that may serve a request, as names
 
 
 @dataclass(frozen=True)
@@ -16,6 +33,19 @@ class Load:
     num_running: int
     num_waiting: int
     num_prefill_tokens: int
+    context: float = 0.0  # tokens behind which a request's rows stand, on average
+    room: int = 1 << 20  # rows that there are for the draft of each request
+
+
+@dataclass(frozen=True)
+class Errand:
+    """What one drafter did in one step."""
+
+    name: str
+    requests: int
+    levels: int  # tokens that it drafted one after the other
+    rows: int  # tokens that it drafted in all
+    seconds: float
 
 
 @dataclass(frozen=True)
@@ -29,24 +59,24 @@ class StepTimes:
     num_tokens: int  # rows of the forward
     num_prefill_tokens: int = 0  # of them
     period: float = 0.0  # from the end of the last step, or from this one's beginning where that is later, to its end
+    reach: float = 0.0  # context of each row, over all rows
+    errands: tuple[Errand, ...] = ()
+    produced: int = 0  # tokens that joined texts
 
 
 class Policy(Protocol):
     cuts: bool  # whether it looks at drafts before they are verified, so that they cannot stay on the device
 
-    def budget(self, requests: Sequence[Request], load: Load) -> list[int]:
-        """Most nodes for each request; without them its drafter is not asked."""
+    def ask(self, requests: Sequence[Request], proposals: Sequence[Proposals], load: Load) -> list[Wishes]:
+        """Whom to ask next, for each request; no wishes at all: enough is known."""
+        ...
+
+    def choose(self, requests: Sequence[Request], proposals: Sequence[Proposals], load: Load) -> list[Tree]:
+        """What is verified, for each request."""
         ...
 
     def is_quiet(self, request: Request) -> bool:
-        """May this request go on for some tokens before its drafter is asked again?"""
-        ...
-
-    def keep(
-        self, requests: Sequence[Request], names: Sequence[str], trees: Sequence[Tree], load: Load
-    ) -> list[list[int]] | None:
-        """Which nodes of these drafts to verify, for each request in ascending order; None: all. A name is "" where no
-        drafter was asked."""
+        """May this request go on for some tokens before its drafters are asked again?"""
         ...
 
     def learn(self, times: StepTimes, requests: Sequence[Request], verdicts: Sequence[Verdict]) -> None:

@@ -1,31 +1,36 @@
 """As much as pays: what a node is likely to bring, against what its row costs on this machine.
 
-Drafters that need no weights are asked all the time, since asking them is nearly free, and of what they propose the nodes are
-verified that make the step's expected tokens per second highest. None is a common answer. Where asking costs something (a model
-has to run, or the device has to wait for the host), a request whose drafts do not pay is asked again after a while, so that
-asking takes at most a small share of the time.
+A token is worth the time in which the engine makes one: its *rate*, tokens per second as they really come, is the exchange
+rate between chances and seconds. A node is verified where its chance to be reached and right is more than its row's seconds at
+that rate, and a drafter that costs something is asked where the nodes that it may bring are. Nothing is a common answer.
+
+Drafters that need no weights are asked first, since they cost next to nothing, and say at once how good their drafts are. Only
+then is it decided for whom a draft model or a head is worth its time. All that is proposed for a request becomes one tree.
+Drafts that are not verified still teach (`beliefs`). Whoever has not paid for some steps is asked again after a while, so that
+asking in vain takes at most a small share of the time.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
+from headstart import tree
 from headstart.config import SpeculativeConfig
 from headstart.core import Request, Tree, Verdict
 from headstart.drafters import WEIGHTLESS
-from headstart.policy import Load, StepTimes
+from headstart.policy import Choices, Load, Proposals, StepTimes, Wish, Wishes
 from headstart.policy.beliefs import Beliefs
-from headstart.policy.costs import Costs
+from headstart.policy.costs import Costs, Errands
 from headstart.policy.fixed import FixedPolicy
 
-PROBES = 0.01  # share of the time that asking in vain may take
+PROBES = 0.005  # share of the time that asking one drafter in vain may take
 PROBE_DEPTH = 2  # tokens that a model drafts when it is only asked how good it has become
-GOOD = 0.97  # of the best expected tokens per second is good enough
-QUIET = 2  # steps without a draft that paid, after which a request is asked less often
+LEAST = 0.02  # a draft for a request should bring at least so much of a token, after costs: chances are guesses
+QUIET = 2  # steps without a draft that paid, after which a drafter is asked less often
+DEEPEST = 8  # tokens that a model is asked for at once
 
 
 @dataclass
@@ -42,108 +47,219 @@ class Mean:
 
 @dataclass
 class Pace:
-    """When a request was last asked for a draft, and when one last paid; in steps of its own."""
+    """When a drafter was last asked for a request, and when its draft last paid; in steps of the request."""
 
     asked: int = 0
     quiet: int = 0
 
 
+@dataclass
+class Yield:
+    """Tokens that came, and that plain steps would have brought in the same time; both fade."""
+
+    came: float = 0.0
+    plain: float = 0.0
+
+    def add(self, came: float, plain: float) -> None:
+        self.came += came - 0.03 * self.came
+        self.plain += plain - 0.03 * self.plain
+
+    @property
+    def gain(self) -> float:
+        return self.came / self.plain if self.plain else 1.0
+
+
+@dataclass
+class Found:
+    """What is known of one request's next tokens in this step."""
+
+    tree: Tree = field(default_factory=Tree)
+    chances: list[float] = field(default_factory=list)  # that each node is reached and right
+
+    def by_depth(self, deepest: int) -> np.ndarray:
+        """(deepest,) that the text goes along with some node at depth 1, 2, ..."""
+        out = np.zeros(deepest)
+        for chance, depth in zip(self.chances, tree.depths(self.tree.parents), strict=True):
+            if depth <= deepest:
+                out[depth - 1] += chance
+        return out
+
+
 class AdaptivePolicy:
     cuts = True
 
-    def __init__(self, config: SpeculativeConfig, drafter_of: Callable[[Request], str | None]) -> None:
-        self.fixed, self.drafter_of = FixedPolicy(config), drafter_of
-        self.costs, self.beliefs = Costs(), Beliefs()
-        self._around = {False: Mean(), True: Mean()}  # seconds of a step outside its forward, without and with asking
-        self._per_token = Mean()  # seconds that a drafter with weights takes for one token of depth
-        self._paces: dict[str, Pace] = {}
-        self._asked = False  # somebody was, in this step
-        self._modelled = 0  # tokens that a drafter with weights drafted for one request
+    def __init__(self, config: SpeculativeConfig, choices: Choices) -> None:
+        self.fixed, self.choices = FixedPolicy(config, choices), choices
+        self.costs, self.errands, self.beliefs = Costs(), Errands(), Beliefs()
+        self.yields = Yield()
+        self._branches = config.nodes // max(1, config.num_speculative_tokens)
+        self._around = {
+            False: Mean(),
+            True: Mean(),
+        }  # seconds of a step outside its forward and drafters: nobody asked, some
+        self._paces: dict[tuple[str, str], Pace] = {}
+        self._waits: dict[str, int] = {}  # steps since a drafter with weights was asked for anybody
+        self._claimed: dict[tuple[str, str], list[float]] = {}  # chances of this step's proposals
 
-    # ------------------------------------------------------------------ before drafts
-    def budget(self, requests: Sequence[Request], load: Load) -> list[int]:
-        most = self.fixed.budget(requests, load)
-        return [self._ask(r, n, len(requests)) if n else 0 for r, n in zip(requests, most, strict=True)]
+    # ------------------------------------------------------------------ what time is worth
+    def plain_seconds(self, company: int, context: float = 0.0) -> float:
+        """Of a step without drafts."""
+        return self.costs.of(company, context) + self._around[False].value
 
-    def _ask(self, request: Request, most: int, company: int) -> int:
-        """How deep to draft for this request, 0 where asking would be in vain."""
-        name = self.drafter_of(request)
-        if name is None:
-            return 0
-        free = name in WEIGHTLESS
-        wanted = most if free else self._depth(request, name, most, company)
-        pace = self._paces.get(request.id)
-        if wanted and (pace is None or pace.quiet < QUIET):
-            return wanted
-        wanted = wanted or min(most, PROBE_DEPTH)
-        due = pace is None or pace.asked + 1 >= self._interval(company, 0 if free else wanted)
-        return wanted if due else 0
+    def rate(self, company: int, context: float = 0.0) -> float:
+        """Tokens per second at which this engine works now."""
+        return max(1.0, self.yields.gain) * company / self.plain_seconds(company, context)
 
-    def _interval(self, company: int, depth: int) -> int:
-        """Steps between two questions, so that questions in vain take little of the time; a model drafts `depth` tokens."""
-        extra = max(0.0, self._around[True].value - self._around[False].value) + depth * self._per_token.value
-        step = self.costs.of(company) + self._around[False].value
-        return max(1, math.ceil(extra / (PROBES * step)))
+    # ------------------------------------------------------------------ whom to ask
+    def ask(self, requests: Sequence[Request], proposals: Sequence[Proposals], load: Load) -> list[Wishes]:
+        most = self.fixed.most(requests, load)
+        nobody: list[Wishes] = [{} for _ in requests]
+        if not any(proposals):
+            self._claimed = {}
+            wishes = [self._free(r, n, load) if n else {} for r, n in zip(requests, most, strict=True)]
+            if any(wishes):
+                return wishes
+        if any(name not in WEIGHTLESS for own in proposals for name in own):
+            return nobody
+        return self._dear(requests, proposals, most, load) or nobody
 
-    def _depth(self, request: Request, name: str, most: int, company: int) -> int:
-        """The depth at which a drafter that runs a model pays best, before it has said anything."""
-        chances = np.array(self.beliefs.chances(request, name, Tree.chain([0] * most)))
-        tokens = 1 + np.concatenate([[0.0], np.cumsum(chances)])
-        depth = np.arange(most + 1)
-        seconds = self.costs.span(company, most + 1) + self._around[False].value + depth * self._per_token.value
-        return _first_good(tokens / seconds)
+    def _free(self, request: Request, most: int, load: Load) -> Wishes:
+        """Drafters without weights that have paid lately, or were not asked for long enough."""
+        wish, company = Wish(min(most, load.room), min(most, load.room)), max(1, load.num_running)
+        wishes: Wishes = {}
+        for name in self.choices(request) if wish.nodes > 0 else ():
+            if name in WEIGHTLESS:
+                pace = self._paces.get((request.id, name))
+                if pace is None or pace.quiet < QUIET or pace.asked + 1 >= self._interval(name, 1, company, load):
+                    wishes[name] = wish
+        return wishes
+
+    def _interval(self, name: str, levels: int, rows: int, load: Load) -> float:
+        """Steps between two questions in vain, so that they take little of the time."""
+        extra = max(0.0, self._around[True].value - self._around[False].value)
+        step = self.plain_seconds(max(1, load.num_running), load.context)
+        return (self.errands.of(name, levels, rows) + extra) / (PROBES * step)
+
+    def _dear(
+        self, requests: Sequence[Request], proposals: Sequence[Proposals], most: Sequence[int], load: Load
+    ) -> list[Wishes] | None:
+        """The drafter with weights that is worth most now, for whom and how deep; or one that should be heard again."""
+        found = [self._merge(r, own) for r, own in zip(requests, proposals, strict=True)]
+        able: dict[str, list[int]] = {}
+        for i, request in enumerate(requests):
+            for name in self.choices(request):
+                if most[i] and name not in WEIGHTLESS:
+                    able.setdefault(name, []).append(i)
+        best: tuple[float, str, list[int], int] = (0.0, "", [], 0)
+        for name, members in able.items():
+            best = max(best, self._worth(name, members, requests, found, load), key=lambda b: b[0])
+        worth, name, members, depth = best
+        if worth > LEAST * len(members):
+            members = sorted({*members, *self._passengers(name, able[name], requests, load)})
+        else:
+            name, members, depth = self._probe(able, load)
+        for other in able:
+            self._waits[other] = 0 if other == name else self._waits.get(other, 0) + 1
+        if not members:
+            return None
+        wishes: list[Wishes] = [{} for _ in requests]
+        for i in members:
+            wishes[i] = {name: Wish(min(depth * self._branches, most[i]), depth)}
+        return wishes
+
+    def _worth(
+        self, name: str, members: list[int], requests: Sequence[Request], found: Sequence[Found], load: Load
+    ) -> tuple[float, str, list[int], int]:
+        """Tokens that a drafter would bring, less its time and that of its rows; for how many requests, and how deep."""
+        deepest = min(DEEPEST, self.fixed.config.num_speculative_tokens)
+        own = np.array([self.beliefs.outlook(requests[i], name, deepest) for i in members])
+        more = np.maximum(0.0, own - np.array([found[i].by_depth(deepest) for i in members]))
+        order = np.argsort(-more.sum(1))
+        tokens = more[order].cumsum(0).cumsum(1)  # (members, depth)
+        count, depth = np.arange(1, len(members) + 1)[:, None], np.arange(1, deepest + 1)[None, :]
+        rate = self.rate(len(requests), load.context)
+        company = len(requests) + load.num_prefill_tokens
+        rows = self.costs.at(company + count * depth, load.context) - self.costs.of(company, load.context)
+        worth = tokens - rate * (rows + self.errands.at(name, depth, count * depth))
+        m, d = np.unravel_index(int(worth.argmax()), worth.shape)
+        return float(worth[m, d]), name, [members[i] for i in order[: m + 1]], int(d) + 1
+
+    def _passengers(self, name: str, able: list[int], requests: Sequence[Request], load: Load) -> list[int]:
+        """Requests that a drafter was not asked for lately, when it is asked for others anyway."""
+        least = self._interval(name, 0, 2 * len(able), load)
+        paces = [(i, self._paces.get((requests[i].id, name))) for i in able]
+        return [i for i, pace in paces if pace is None or pace.asked + 1 >= least]
+
+    def _probe(self, able: dict[str, list[int]], load: Load) -> tuple[str, list[int], int]:
+        """A drafter that was not worth asking for so long that it may be heard again, for everybody at once."""
+        for name, members in able.items():
+            rows = PROBE_DEPTH * len(members)
+            if self._waits.get(name, 0) + 1 >= self._interval(name, PROBE_DEPTH, rows, load):
+                return name, members, PROBE_DEPTH
+        return "", [], 0
 
     def is_quiet(self, request: Request) -> bool:
-        pace = self._paces.get(request.id)
-        return pace is not None and pace.quiet >= QUIET
+        paces = [self._paces.get((request.id, name)) for name in self.choices(request)]
+        return all(pace is not None and pace.quiet >= QUIET for pace in paces)
 
-    # ------------------------------------------------------------------ with drafts
-    def keep(
-        self, requests: Sequence[Request], names: Sequence[str], trees: Sequence[Tree], load: Load
-    ) -> list[list[int]]:
-        """For each request, the nodes of its draft that are worth their rows, ascending."""
-        self._asked = any(names)
-        deep = [len(t) for n, t in zip(names, trees, strict=True) if n and n not in WEIGHTLESS]
-        self._modelled = max(deep, default=0)
+    # ------------------------------------------------------------------ what to verify
+    def choose(self, requests: Sequence[Request], proposals: Sequence[Proposals], load: Load) -> list[Tree]:
+        """Of all that was proposed, the nodes that are worth their rows."""
+        found = [self._merge(r, own) for r, own in zip(requests, proposals, strict=True)]
+        nodes = sorted((-chance, i, n) for i, f in enumerate(found) for n, chance in enumerate(f.chances))
         kept: list[list[int]] = [[] for _ in requests]
-        nodes: list[tuple[float, int, int]] = []
-        for i, (request, name, draft) in enumerate(zip(requests, names, trees, strict=True)):
-            if len(draft):
-                chances = self.beliefs.claim(request, name, draft)
-                nodes += [(-chance, i, node) for node, chance in enumerate(chances)]
-        if nodes:
-            nodes.sort()
-            for _, i, node in nodes[: self._best([-n[0] for n in nodes], len(requests), load)]:
-                kept[i].append(node)
-        for request, name, own in zip(requests, names, kept, strict=True):
-            pace = self._paces.setdefault(request.id, Pace())
-            pace.asked = 0 if name else pace.asked + 1
-            pace.quiet = 0 if own else pace.quiet + 1
-        return [sorted(own) for own in kept]
+        for _, i, node in nodes[: self._count([-c for c, _, _ in nodes], len(requests), load)] if nodes else ():
+            kept[i].append(node)
+        out = [tree.select(f.tree, sorted(own)) for f, own in zip(found, kept, strict=True)]
+        for request, own, chosen in zip(requests, proposals, out, strict=True):
+            self._note_pace(request, own, chosen)
+        return out
 
-    def _best(self, chances: list[float], company: int, load: Load) -> int:
-        """How many nodes, likeliest first, make the most expected tokens per second."""
-        tokens = company + np.concatenate([[0.0], np.cumsum(chances)])
-        seconds = self.costs.span(company + load.num_prefill_tokens, len(tokens)) + self._around[True].value
-        return _first_good(tokens / seconds)
+    def _count(self, chances: list[float], company: int, load: Load) -> int:
+        """How many nodes, likeliest first, are worth most after what their rows cost."""
+        tokens = np.concatenate([[0.0], np.cumsum(chances)])
+        seconds = self.costs.span(company + load.num_prefill_tokens, len(tokens), load.context)
+        worth = tokens - self.rate(company, load.context) * (seconds - seconds[0])
+        best = int(worth.argmax())
+        return best if worth[best] > LEAST else 0
+
+    def _note_pace(self, request: Request, proposals: Proposals, chosen: Tree) -> None:
+        paid = set(chosen.origins or ())
+        for name in self.choices(request):
+            if name in proposals:
+                pace = self._paces.setdefault((request.id, name), Pace())
+                pace.asked, pace.quiet = 0, 0 if name in paid else pace.quiet + 1
+            elif (known := self._paces.get((request.id, name))) is not None:
+                known.asked += 1
+
+    def _merge(self, request: Request, proposals: Proposals) -> Found:
+        """One tree of what was proposed, with chances."""
+        parts = []
+        for name, draft in proposals.items():
+            if len(draft):
+                chances = self._claimed.get((request.id, name))
+                if chances is None:
+                    chances = self._claimed[request.id, name] = self.beliefs.claim(request, name, draft)
+                parts.append((draft, chances))
+        if len(parts) > 1 and any(draft.logq_rows is not None for draft, _ in parts):
+            parts = [max(parts, key=lambda part: sum(part[1]))]  # what was drawn from one distribution stays by itself
+        return Found(*tree.merge(parts))
 
     # ------------------------------------------------------------------ after the step
     def learn(self, times: StepTimes, requests: Sequence[Request], verdicts: Sequence[Verdict]) -> None:
         for request in requests:
             self.beliefs.hear(request)
-        if times.num_prefill_tokens:
+        for errand in times.errands:
+            self.errands.learn(errand)
+        if times.num_prefill_tokens or not requests:
             return
-        self.costs.learn(times.num_tokens, times.target)
-        drafting = times.draft if self._modelled else 0.0
-        if self._modelled:
-            self._per_token.add(drafting / self._modelled)
-        self._around[self._asked].add(max(0.0, times.period - times.target - drafting))
+        self.costs.learn(times.num_tokens, times.target, times.reach)
+        drafting = sum(e.seconds for e in times.errands)
+        self._around[bool(times.errands)].add(max(0.0, times.period - times.target - drafting))
+        plain = self.plain_seconds(len(requests), times.reach / max(1, times.num_tokens))
+        self.yields.add(times.produced, len(requests) * times.period / plain)
 
     def release(self, request: Request) -> None:
-        self._paces.pop(request.id, None)
+        for key in [k for k in self._paces if k[0] == request.id]:
+            del self._paces[key]
         self.beliefs.forget(request)
-
-
-def _first_good(worth: np.ndarray) -> int:
-    """The smallest number that is nearly as good as the best: chances are guesses, and a row that is not asked is sure."""
-    return int(np.argmax(worth >= GOOD * worth.max()))

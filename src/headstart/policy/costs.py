@@ -1,58 +1,84 @@
-"""What a forward costs on this machine: seconds by its number of rows. Measured at load, and kept true by real steps."""
+"""What things cost on this machine: a forward of the target by its rows and their context, and the work of each drafter.
+
+Measured at load, and kept true by real steps.
+"""
 
 from __future__ import annotations
 
 import statistics
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from headstart.core import Batch, Segment
+from headstart.policy import Errand
 
 if TYPE_CHECKING:
     from headstart.models.base import Runner
 
 ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 13, 16, 17, 20, 24, 28, 32, 40, 48, 64)
-CONTEXT = 128  # tokens behind which rows are measured
+CONTEXT, FAR = 128, 1024  # tokens behind which rows are measured; and once more, for what context costs
+FAR_ROWS = 8
 FOLLOW, SHIFT = 0.3, 0.05  # how far one step moves its own number of rows, and all of them
 NEAR = FOLLOW * 0.6 ** np.abs(np.arange(-6, 7))  # and those around its own
 MOST = 1024  # rows that are told apart
 WILD = 3.0  # a step that took so many times what was expected tells nothing: somebody else used the machine
+RECENT = 0.95  # what is left of a drafter's past, after one more errand
 
 
 class Costs:
-    """Seconds of a forward of n rows."""
+    """Seconds of a forward of n rows behind so many tokens of context each."""
 
-    def __init__(self, points: Mapping[int, float] | None = None) -> None:
+    def __init__(self, points: Mapping[int, float] | None = None, reach: float = 0.0) -> None:
         self.known = bool(points)
+        self.reach = reach  # seconds for one row and one token of its context
         self._scale = 1.0
         self._table = _line(points) if points else np.ones(MOST + 1)
 
-    def span(self, rows: int, count: int) -> np.ndarray:
+    def at(self, rows: np.ndarray, context: float = 0.0) -> np.ndarray:
+        """For many numbers of rows."""
+        capped = np.minimum(rows, MOST)
+        out = self._table[capped]
+        if rows.size and rows.max() > MOST:
+            out = out + (self._table[MOST] - self._table[MOST - 1]) * (rows - capped)
+        return (out + self.reach * context * rows) * self._scale
+
+    def span(self, rows: int, count: int, context: float = 0.0) -> np.ndarray:
         """For `rows` rows, one more, and so on."""
-        last = rows + count
-        if last <= MOST:
-            return self._table[rows:last] * self._scale
-        beyond = self._table[MOST] - self._table[MOST - 1]
-        n = np.arange(rows, last)
-        return (self._table[np.minimum(n, MOST)] + beyond * np.maximum(0, n - MOST)) * self._scale
+        return self.at(np.arange(rows, rows + count), context)
 
-    def of(self, rows: int) -> float:
-        return float(self._table[rows]) * self._scale if rows <= MOST else float(self.span(rows, 1)[0])
+    def of(self, rows: int, context: float = 0.0) -> float:
+        if rows > MOST:
+            return float(self.at(np.array([rows]), context)[0])
+        return float(self._table[rows] + self.reach * context * rows) * self._scale
 
-    def learn(self, rows: int, seconds: float) -> None:
-        """A real forward took so long."""
+    def learn(self, rows: int, seconds: float, reach: float = 0.0) -> None:
+        """A real forward took so long, with so many tokens of context before all its rows together."""
         if not self.known:
             self._table *= seconds / self._table[min(rows, MOST)]
             self.known = True
-        ratio = seconds / max(self.of(rows), 1e-9)
+        ratio = seconds / max(self.of(rows, reach / max(1, rows)), 1e-9)
         if 1 / WILD < ratio < WILD and rows <= MOST:
-            reach = len(NEAR) // 2
-            low, high = max(0, rows - reach), min(MOST, rows + reach)
-            self._table[low : high + 1] *= ratio ** NEAR[low - rows + reach : high - rows + reach + 1]
+            side = len(NEAR) // 2
+            low, high = max(0, rows - side), min(MOST, rows + side)
+            self._table[low : high + 1] *= ratio ** NEAR[low - rows + side : high - rows + side + 1]
             self._scale *= ratio**SHIFT
+
+    def to_dict(self) -> dict[str, Any]:
+        """As a file keeps it."""
+        points = {str(n): float(self._table[n] * self._scale) for n in (*ROWS, 96, 128, 256, 512, MOST)}
+        return {"seconds_by_rows": points, "seconds_by_row_and_context": self.reach * self._scale}
+
+    @staticmethod
+    def from_dict(kept: Mapping[str, Any]) -> Costs:
+        points = {int(n): float(s) for n, s in kept["seconds_by_rows"].items()}
+        reach = float(kept["seconds_by_row_and_context"])
+        if not points or not all(n > 0 and 0 < s < 1e6 for n, s in points.items()) or not 0 <= reach < 1e3:
+            raise ValueError("no seconds by rows")
+        return Costs(points, reach)
 
 
 def _line(points: Mapping[int, float]) -> np.ndarray:
@@ -64,27 +90,100 @@ def _line(points: Mapping[int, float]) -> np.ndarray:
     return np.interp(rows, x, y) + slope * np.maximum(0.0, rows - x[-1])
 
 
+# ------------------------------------------------------------------ drafters
+@dataclass
+class Work:
+    """Seconds of one drafter as levels * a + rows * b: least squares over its errands, which fade."""
+
+    level: float = 0.0
+    row: float = 0.0
+    seen: int = 0
+    wild: int = 0
+    _sums: np.ndarray = field(default_factory=lambda: np.zeros((2, 2)))
+    _seconds: np.ndarray = field(default_factory=lambda: np.zeros(2))
+
+    def add(self, levels: int, rows: int, seconds: float) -> None:
+        if self._is_wild(levels, rows, seconds):
+            return
+        x = np.array([levels, rows], float)
+        self._sums = RECENT * self._sums + np.outer(x, x)
+        self._seconds = RECENT * self._seconds + x * seconds
+        self.seen += 1
+        # what the errands leave open, because all were alike, is shared out evenly
+        ridge = np.diag(0.01 * np.diag(self._sums))
+        self.level, self.row = np.maximum(0.0, np.linalg.solve(self._sums + ridge, self._seconds)).tolist()
+
+    def _is_wild(self, levels: int, rows: int, seconds: float) -> bool:
+        """Much longer than thought: it read a long text first, or somebody else used the machine. Unless it stays so."""
+        self.wild = self.wild + 1 if self.seen > 2 and seconds > WILD * self.of(levels, rows) else 0
+        return 0 < self.wild < 4
+
+    def of(self, levels: int, rows: int) -> float:
+        return levels * self.level + rows * self.row
+
+
+class Errands:
+    """What drafters take for their work, by name. Until one has been seen at work, it takes no time."""
+
+    def __init__(self) -> None:
+        self.work: dict[str, Work] = {}
+
+    def knows(self, name: str) -> bool:
+        return name in self.work
+
+    def learn(self, errand: Errand) -> None:
+        if errand.levels:
+            self.work.setdefault(errand.name, Work()).add(errand.levels, errand.rows, errand.seconds)
+
+    def of(self, name: str, levels: int, rows: int) -> float:
+        return self.work[name].of(levels, rows) if name in self.work else 0.0
+
+    def at(self, name: str, levels: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        work = self.work.get(name) or Work()
+        return levels * work.level + rows * work.row
+
+
+# ------------------------------------------------------------------ measuring
 def measure(runner: Runner, most_rows: int, most_seconds: float = 2.0, rows: Sequence[int] = ROWS) -> Costs:
     """Time forwards of up to `most_rows` rows on a runner whose slots are all free. Stops when its time is up."""
     slots = np.arange(CONTEXT + most_rows)
-    where = slots[:CONTEXT]
-    tokens = slots % max(2, min(1000, runner.vocab_size))
     points: dict[int, float] = {}
     begin = time.perf_counter()
     with runner.at_work():
-        runner.forward(Batch(tokens[:CONTEXT], where, [Segment(0, CONTEXT, 0, where)], where[-1:]))
+        _read(runner, slots[:CONTEXT])
         for n in [n for n in rows if n <= most_rows]:
             if points and time.perf_counter() - begin > most_seconds:
                 break
-            own = np.arange(n)
-            segment = Segment(0, n, CONTEXT, slots[: CONTEXT + n])
-            batch = Batch(tokens[CONTEXT : CONTEXT + n], own + CONTEXT, [segment], own)
-            points[n] = statistics.median(_seconds(runner, batch) for _ in range(3))
+            points[n] = statistics.median(_seconds(runner, slots[: CONTEXT + n], n) for _ in range(3))
         runner.keep(slots, 0)
     return Costs(points)
 
 
-def _seconds(runner: Runner, batch: Batch) -> float:
+def measure_context(runner: Runner, num_slots: int, costs: Costs) -> None:
+    """What context costs beyond the first tokens, with what lies in the slots: their contents do not matter for time."""
+    far = min(FAR, num_slots - FAR_ROWS)
+    if far < 2 * CONTEXT or not runner.reads_unwritten:
+        return
+    with runner.at_work():
+        slots = np.arange(far + FAR_ROWS)
+        near = statistics.median(_seconds(runner, slots[: CONTEXT + FAR_ROWS], FAR_ROWS) for _ in range(3))
+        costs.reach = max(0.0, statistics.median(_seconds(runner, slots, FAR_ROWS) for _ in range(3)) - near)
+        costs.reach /= FAR_ROWS * (far - CONTEXT)
+        runner.keep(slots, 0)
+
+
+def _read(runner: Runner, slots: np.ndarray) -> None:
+    runner.forward(Batch(_tokens(runner, slots), slots, [Segment(0, len(slots), 0, slots)], slots[-1:]))
+
+
+def _tokens(runner: Runner, slots: np.ndarray) -> np.ndarray:
+    return slots % max(2, min(1000, runner.vocab_size))
+
+
+def _seconds(runner: Runner, slots: np.ndarray, rows: int) -> float:
+    """Of a forward of the last so many of these slots."""
+    context, own = len(slots) - rows, np.arange(rows)
+    batch = Batch(_tokens(runner, slots[context:]), own + context, [Segment(0, rows, context, slots)], own)
     runner.synchronize()
     begin = time.perf_counter()
     runner.forward(batch)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from headstart.config import SpeculativeConfig
 from headstart.core import Request, Tree, Verdict
-from headstart.policy import Load, StepTimes
+from headstart.policy import Choices, Load, Proposals, StepTimes, Wish, Wishes
 
 
 class FixedPolicy:
@@ -14,29 +14,38 @@ class FixedPolicy:
 
     cuts = False
 
-    def __init__(self, config: SpeculativeConfig) -> None:
-        self.config = config
+    def __init__(self, config: SpeculativeConfig, choices: Choices) -> None:
+        self.config, self.choices = config, choices
 
-    def budget(self, requests: Sequence[Request], load: Load) -> list[int]:
+    def ask(self, requests: Sequence[Request], proposals: Sequence[Proposals], load: Load) -> list[Wishes]:
+        if any(proposals):
+            return [{} for _ in requests]
+        depth, most = self.config.num_speculative_tokens, self.most(requests, load)
+        return [
+            dict.fromkeys(self.choices(r)[:1], Wish(nodes, depth)) if nodes else {}
+            for r, nodes in zip(requests, most, strict=True)
+        ]
+
+    def most(self, requests: Sequence[Request], load: Load) -> list[int]:
+        """Nodes that each request may have."""
         nodes = self.config.nodes
         for low, high, tokens in self.config.batch_size_schedule:
             if low <= load.num_running <= high:
                 nodes = min(nodes, tokens)
         return [self._one(r, nodes) for r in requests]
 
-    def _one(self, request: Request, nodes: int) -> int:
+    @staticmethod
+    def _one(request: Request, nodes: int) -> int:
         own = request.speculation
         if not own.enabled:
             return 0
         return nodes if own.max_tokens is None else min(nodes, own.max_tokens)
 
+    def choose(self, requests: Sequence[Request], proposals: Sequence[Proposals], load: Load) -> list[Tree]:
+        return [next(iter(own.values()), Tree()) for own in proposals]
+
     def is_quiet(self, request: Request) -> bool:
         return False
-
-    def keep(
-        self, requests: Sequence[Request], names: Sequence[str], trees: Sequence[Tree], load: Load
-    ) -> list[list[int]] | None:
-        return None
 
     def learn(self, times: StepTimes, requests: Sequence[Request], verdicts: Sequence[Verdict]) -> None:
         """Fixed means fixed."""

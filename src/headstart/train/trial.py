@@ -19,7 +19,7 @@ from headstart.config import EngineConfig, SpeculativeConfig
 from headstart.core import Request, SamplingParams, Stats
 from headstart.engine import Engine, StepFailed
 from headstart.errors import HeadstartError
-from headstart.llm import method_of, start_engine
+from headstart.llm import start_engine
 from headstart.models.heads import Head
 from headstart.models.load import Loaded
 from headstart.progress import note
@@ -67,7 +67,7 @@ class Trials:
         self.draft = drafter if isinstance(drafter, Loaded) else None
         self.head = drafter if isinstance(drafter, Head) else None
         self.prompts = [p for p in prompts if len(p) + tokens <= target.max_len]
-        method = method_of(self.head) if self.head else "draft_model"
+        method = self.head.spec.method if self.head else "draft_model"
         self.config = SpeculativeConfig(method=method, num_speculative_tokens=depth)
         self.engine_config = EngineConfig(max_num_seqs=max(1, len(self.prompts)), wide_weights=False)
         longest = max(map(len, self.prompts), default=0) + tokens + 2 * self.engine_config.page_size

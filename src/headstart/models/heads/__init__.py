@@ -47,6 +47,11 @@ class HeadSpec:
     target: str | None = None  # the name that its checkpoint gives
     dialect: str = "headstart"
 
+    @property
+    def method(self) -> str:
+        """The name of the method that drafts with such a head."""
+        return "mlp_speculator" if self.kind == "mlp" else self.kind
+
 
 class Head(torch.nn.Module):
     """The contract. T rows at once; a row is one place of one request."""
@@ -55,6 +60,7 @@ class Head(torch.nn.Module):
     shapes: tuple[LayerShape, ...] = ()  # of the KV of each of its layers; none where it remembers nothing
     targets: torch.Tensor | None = None  # (draft vocabulary,) the target's token for each of its own; None: the same
     blank: Blank | None = None  # of heads that draft all levels at once
+    remembers = False  # whether `remember` is much cheaper than `advance`
 
     def begin(self, features: torch.Tensor) -> torch.Tensor:
         """(T, taps · hidden) features of the target -> (T, S) states. As they are, unless a head says otherwise."""
@@ -65,6 +71,12 @@ class Head(torch.nn.Module):
     ) -> torch.Tensor:
         """States (T, S) behind these tokens (T,), which stand one place behind `positions` (T,)."""
         raise NotImplementedError
+
+    def remember(
+        self, state: torch.Tensor, tokens: torch.Tensor, positions: torch.Tensor, context: Attends | None
+    ) -> None:
+        """As `advance(0, ...)`, for rows whose states nobody asks for: their entries alone."""
+        self.advance(0, state, tokens, positions, context)
 
     def logits(self, level: int, state: torch.Tensor) -> torch.Tensor:
         """(T, draft vocabulary) of the token that comes after level + 1 tokens."""

@@ -142,9 +142,9 @@ def vocabulary(store: Store, places: dict[str, str], size: int) -> dict[str, tor
 
 def say_other_target(made_for: str | None, ours: str, path: Path) -> None:
     """A head may serve a relative of the target that it was trained for, with fewer tokens accepted."""
-    if made_for and _last(made_for) != _last(ours):
+    if made_for and last_name(made_for) != last_name(ours):
         note(f"{path} was trained for {made_for}, not for {ours}. Its sizes fit; it may foresee fewer tokens.")
 
 
-def _last(name: str) -> str:
+def last_name(name: str) -> str:
     return name.replace("\\", "/").rstrip("/").split("/")[-1].lower()

@@ -39,6 +39,8 @@ def _is_plain(head: Any) -> bool:
 class LoopedEagle3(Head):
     """The same network, of one layer."""
 
+    remembers = True
+
     def __init__(self, head: Eagle3Head) -> None:
         super().__init__()
         self.inner, self.spec, self.eps = head, head.spec, head.config.rms_norm_eps
@@ -53,6 +55,8 @@ class LoopedEagle3(Head):
 
         head.fc, head.lm_head = (quantized.SmallLinear(product(m.weight)) for m in (head.fc, head.lm_head))  # type: ignore[assignment]
         self.qkv = product(*(p.weight for p in parts), bias=bias)
+        kv = None if bias is None else bias[len(bias) - 2 * len(attention.k_proj.bias) :]
+        self.kv = product(attention.k_proj.weight, attention.v_proj.weight, bias=kv)
         self.out = product(attention.o_proj.weight, bias=attention.o_proj.bias)
         self.gate_up, self.down = product(mlp.gate_proj.weight, mlp.up_proj.weight), product(mlp.down_proj.weight)
         self.shapes = head.shapes
@@ -68,29 +72,42 @@ class LoopedEagle3(Head):
     def begin(self, features: torch.Tensor) -> torch.Tensor:
         return self.inner.begin(features)
 
+    def _both(self, state: torch.Tensor, tokens: torch.Tensor) -> tuple[torch.Tensor, np.ndarray]:
+        """What the layer reads: the token's embedding and the state, normed, side by side; and the normed state alone."""
+        size, (of_token, of_state, *_) = state.shape[1], self.gains
+        embedded = torch.index_select(self.inner.embed_tokens.weight, 0, tokens)
+        both, normed = np.empty((len(tokens), 2 * size), np.float32), np.empty(state.shape, np.float32)
+        self.loops.norm(embedded.numpy(), of_token, self.eps, normed)
+        both[:, :size] = normed
+        self.loops.norm(state.numpy(), of_state, self.eps, normed)
+        both[:, size:] = normed
+        return torch.from_numpy(both), normed
+
+    def _turn(self, heads: torch.Tensor, queries: int, positions: torch.Tensor, reader: Reader) -> np.ndarray:
+        """Turn query and key heads by the angles of their positions; keys and values go to their slots."""
+        own = heads.numpy().reshape(len(heads), -1, self.reads.head_dim)
+        cos, sin = (a[:, 0].numpy() for a in self.inner.angles(positions, heads))
+        self.loops.rotate(own, queries, NO_GAINS, self.eps, cos, sin, *reader.pools[0], reader.write)
+        return own
+
+    def remember(
+        self, state: torch.Tensor, tokens: torch.Tensor, positions: torch.Tensor, context: Attends | None
+    ) -> None:
+        assert isinstance(context, Context)
+        both, _ = self._both(state, tokens)
+        self._turn(self.kv(both), 0, positions, Reader(self.reads, context, torch.empty(0)))
+
     def advance(
         self, level: int, state: torch.Tensor, tokens: torch.Tensor, positions: torch.Tensor, context: Attends | None
     ) -> torch.Tensor:
         assert isinstance(context, Context)
         loops, eps, flags = self.loops, self.eps, self.inner.flags
-        of_token, of_state, of_mlp, of_last = self.gains
-        size = state.shape[1]
-        embedded = torch.index_select(self.inner.embed_tokens.weight, 0, tokens)
-        both, normed, x = (
-            np.empty((len(tokens), 2 * size), np.float32),
-            np.empty(state.shape, np.float32),
-            state.numpy(),
-        )
-        loops.norm(embedded.numpy(), of_token, eps, normed)
-        both[:, :size] = normed
-        loops.norm(x, of_state, eps, normed)
-        both[:, size:] = normed
-        rest = normed if flags.norm_before_residual else x.copy()
-        cos, sin = (a[:, 0].numpy() for a in self.inner.angles(positions, state))
+        *_, of_mlp, of_last = self.gains
+        both, normed = self._both(state, tokens)
+        rest = normed if flags.norm_before_residual else state.numpy().copy()
         found = torch.empty(len(tokens), self.reads.num_heads * self.reads.head_dim, dtype=torch.float32)
         reader = Reader(self.reads, context, found)
-        heads = self.qkv(torch.from_numpy(both)).numpy().reshape(len(tokens), -1, self.reads.head_dim)
-        loops.rotate(heads, self.reads.num_heads, NO_GAINS, eps, cos, sin, *reader.pools[0], reader.write)
+        heads = self._turn(self.qkv(both), self.reads.num_heads, positions, reader)
         mixed = self.out(reader.read(0, heads, None))
         h = np.empty_like(rest)
         loops.add_norm(rest, mixed.numpy(), of_mlp, eps, h)

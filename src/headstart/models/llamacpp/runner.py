@@ -21,6 +21,7 @@ class LlamaRunner(Runner):
     most_paths = PATHS
     hidden_states = False
     runs_on = True
+    reads_unwritten = False
     prefers_chains = True  # a row costs nearly as much as a token, and the cells of a tree stay out of order
     usual_slots = 32768  # llama.cpp writes to all of its KV at start
 

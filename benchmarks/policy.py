@@ -1,0 +1,230 @@
+#!/usr/bin/env python3
+"""Does `auto` ever cost? Throughput of plain decoding, of fixed settings and of `auto`, by load and by kind of prompt.
+
+    python benchmarks/policy.py --spec-bench question.jsonl --gsm8k test.jsonl --out benchmarks/results/policy-cpu.json
+    python benchmarks/policy.py --show benchmarks/results/policy-cpu.json      prints a kept result, as Markdown
+
+A point is a number of requests that run at once and a kind of prompts. All ways answer the same prompts, in turns; what is
+compared is tokens per second of the whole run, prompts included, and the ratio is the median over rounds, each with prompts of
+its own. The suffix drafter does not remember past answers here, or it would know them from the other ways' turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import random
+import statistics
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import track
+
+sys.path.insert(0, str(Path(__file__).parent))
+import report
+
+import headstart
+from headstart import LLM, SamplingParams
+from headstart.models.load import load
+
+console = Console(width=170)
+MIXED, NOISE, CODE, MATHS = "mixed", "noise", "code", "maths"
+KINDS = {
+    "writing": ("writing", "roleplay", "humanities", "stem"),
+    "summaries": ("summarization",),
+    "translation": ("translation",),
+    "extraction": ("extraction", "rag", "qa"),
+    "reasoning": ("reasoning", "math", "coding"),
+}
+Prompt = tuple[Any, float]  # messages or token ids, and the temperature
+
+
+# ------------------------------------------------------------------ prompts
+def kinds(args: argparse.Namespace, vocab: int) -> dict[str, list[Prompt]]:
+    """Prompts of each kind, in an order of chance."""
+    rng = random.Random(1)
+    found: dict[str, list[Prompt]] = {}
+    if args.spec_bench:
+        rows = [json.loads(line) for line in Path(args.spec_bench).read_text(encoding="utf-8").splitlines()]
+        for kind, categories in KINDS.items():
+            own = [r["turns"][0] for r in rows if r["category"] in categories]
+            found[kind] = [(_chat(text), 0.0) for text in own if len(text) < args.longest]
+    if args.gsm8k:
+        rows = [json.loads(line) for line in Path(args.gsm8k).read_text(encoding="utf-8").splitlines()]
+        found[MATHS] = [(_chat(r["question"]), 0.0) for r in rows]
+    lines = Path(__file__).with_name("code_prompts.txt").read_text(encoding="utf-8").splitlines()
+    found[CODE] = [(_chat(line), 0.0) for line in lines]
+    for own in found.values():
+        rng.shuffle(own)
+    found[NOISE] = [([rng.randrange(vocab) for _ in range(40)], 1.5) for _ in range(400)]
+    return found
+
+
+def _chat(text: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": text}]
+
+
+def take(prompts: dict[str, list[Prompt]], kind: str, count: int, start: int) -> list[Prompt]:
+    """So many prompts of a kind, from this one on; `mixed` takes turns through the kinds, but noise."""
+    if kind != MIXED:
+        own = prompts[kind]
+        return [own[(start + i) % len(own)] for i in range(count)]
+    names = [name for name in prompts if name != NOISE]
+    return [prompts[names[i % len(names)]][(start + i // len(names)) % 20] for i in range(count)]
+
+
+# ------------------------------------------------------------------ measuring
+def way(name: str) -> dict[str, Any]:
+    """ "plain", "auto", "ngram 3", "eagle3 2", "eagle3 15x5" (a tree of 15 nodes, 5 levels)."""
+    method, _, size = name.partition(" ")
+    if method == "plain":
+        return {"method": "none"}
+    spec: dict[str, Any] = {"method": method}
+    if method in ("auto", "suffix"):
+        spec["suffix_max_requests"] = 0
+    nodes, _, depth = size.partition("x")
+    if depth:
+        more = {"tree": True, "top_k": 8, "max_branches": 8, "p_split": 0.0, "num_draft_nodes": int(nodes)}
+        return spec | more | {"num_speculative_tokens": int(depth)}
+    return spec | ({"num_speculative_tokens": int(nodes)} if nodes else {})
+
+
+def answer(llm: LLM, prompts: list[Prompt], tokens: int) -> dict[str, Any]:
+    """All prompts at once, to the last token."""
+    params = [SamplingParams(temperature=t, max_tokens=tokens, seed=i, ignore_eos=True) for i, (_, t) in enumerate(prompts)]
+    began = time.perf_counter()
+    out = llm.generate([p for p, _ in prompts], params)
+    seconds = time.perf_counter() - began
+    stats = [o.stats for o in out]
+    sums = {n: sum(getattr(s, n) for s in stats) for n in ("tokens", "steps", "drafted", "accepted")}
+    engine = {n: max(getattr(s, f"time_{n}") for s in stats) for n in ("policy", "draft", "target", "host", "verify")}
+    return {"seconds": seconds, "speed": sums["tokens"] / seconds, **sums, "times": engine, "texts": [o.token_ids for o in out]}
+
+
+def point(
+    llms: dict[str, LLM], prompts: dict[str, list[Prompt]], kind: str, load: int, args: argparse.Namespace
+) -> dict[str, Any]:
+    """Every way in turns."""
+    names = list(llms) if kind == MIXED else ["plain", "auto"]
+    runs: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
+    count = max(load, args.least)
+    for turn in range(args.rounds):
+        own = take(prompts, kind, count, turn * count)
+        for name in names if turn % 2 == 0 else names[::-1]:
+            llms[name].engine.scheduler.max_num_seqs = load
+            runs[name].append(answer(llms[name], own, args.tokens))
+    return {name: _summary(runs[name], runs["plain"]) for name in names}
+
+
+def _summary(runs: list[dict[str, Any]], plain: list[dict[str, Any]]) -> dict[str, Any]:
+    texts = [(a, b) for r, p in zip(runs, plain, strict=True) for a, b in zip(r["texts"], p["texts"], strict=True)]
+    times = {n: sum(r["times"][n] for r in runs) for n in runs[0]["times"]}
+    return {
+        "speed": statistics.median(r["speed"] for r in runs),
+        "ratio": statistics.median(r["speed"] / p["speed"] for r, p in zip(runs, plain, strict=True)),
+        "block efficiency": sum(r["tokens"] for r in runs) / sum(r["steps"] for r in runs),
+        "drafted": sum(r["drafted"] for r in runs) / sum(r["tokens"] for r in runs),
+        "accepted": sum(r["accepted"] for r in runs) / sum(r["tokens"] for r in runs),
+        "policy share": times["policy"] / max(1e-9, sum(times.values())),
+        "same text": sum(a == b for a, b in texts) / len(texts),
+    }
+
+
+def run(args: argparse.Namespace) -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    target = load(args.target)
+    with ExitStack() as stack:
+        llms = {
+            name: stack.enter_context(
+                LLM(target, speculative=_spec(name, args), max_num_seqs=max(args.loads), **json.loads(args.engine))
+            )
+            for name in ["plain", "auto", *args.ways]
+        }
+        prompts = kinds(args, target.vocab_size)
+        for name, llm in llms.items():
+            answer(llm, take(prompts, MIXED, 4, 0), 8)  # whatever is prepared on first use
+            console.print(f"{name}: ready")
+        for number in track(args.loads, description="Measuring", console=console):
+            for kind in [MIXED, *prompts] if not args.kinds else args.kinds:
+                found = point(llms, prompts, kind, number, args)
+                out.setdefault(str(number), {})[kind] = found
+                cells = ", ".join(f"{n} {s['ratio']:.2f}" for n, s in found.items() if n != "plain")
+                console.print(f"{number} at once, {kind}: plain {found['plain']['speed']:.1f}/s; {cells}")
+                if args.out:
+                    report.keep(args.out, {"provenance": provenance(args), "results": out})
+    return out
+
+
+def _spec(name: str, args: argparse.Namespace) -> dict[str, Any]:
+    spec = way(name)
+    return spec | ({"model": args.head} if args.head and spec["method"] in ("auto", "eagle3") else {})
+
+
+# ------------------------------------------------------------------ showing
+def tables(kept: dict[str, Any]) -> Iterator[tuple[str, report.Rows]]:
+    results = kept["results"]
+    ways = list(next(iter(results.values()))[MIXED]) if MIXED in next(iter(results.values())) else []
+    if ways:
+        head = ["at once", "plain, tokens/s", *ways[1:], "auto over the best fixed"]
+        rows = []
+        for number, own in results.items():
+            found = own[MIXED]
+            fixed = [found[w]["ratio"] for w in ways if w not in ("auto", "plain")] or [1.0]
+            cells = [f"{found[w]['ratio']:.2f}" for w in ways[1:]]
+            best = found["auto"]["ratio"] / max(1.0, *fixed)
+            rows.append([number, f"{found['plain']['speed']:.1f}", *cells, f"{best:.2f}"])
+        yield "Mixed prompts: throughput over plain decoding", [head, *rows]
+    names = [k for k in next(iter(results.values())) if k != MIXED]
+    rows = [[n, *(f"{own[k]['auto']['ratio']:.2f}" if k in own else "" for k in names)] for n, own in results.items()]
+    yield "`auto` over plain decoding, by kind of prompts", [["at once", *names], *rows]
+    shares = [[n, *(f"{100 * own[k]['auto']['policy share']:.2f}%" for k in own)] for n, own in results.items()]
+    yield "Share of the time that deciding takes", [["at once", *next(iter(results.values()))], *shares]
+
+
+def provenance(args: argparse.Namespace) -> dict[str, Any]:
+    cuda = torch.cuda.is_available()
+    return {
+        "target": Path(args.target).name,
+        "device": torch.cuda.get_device_name() if cuda else f"{platform.machine()}, {os.cpu_count()} cores",
+        "threads": torch.get_num_threads(),
+        "load": os.getloadavg()[0],
+        "torch": torch.__version__,
+        "headstart": headstart.__version__,
+        "commit": report.commit(),
+        "tokens": args.tokens,
+        "rounds": args.rounds,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--target", default="smollm2")
+    parser.add_argument("--head", help="a head's folder; left out, the one that comes with the target")
+    parser.add_argument("--spec-bench", help="Spec-Bench's question.jsonl")
+    parser.add_argument("--gsm8k", help="GSM8K's test.jsonl")
+    parser.add_argument("--loads", type=lambda s: [int(x) for x in s.split(",")], default=[1, 2, 4, 8, 16, 32, 64])
+    parser.add_argument("--ways", type=lambda s: [w.strip() for w in s.split(",") if w.strip()], default=[])
+    parser.add_argument("--kinds", type=lambda s: s.split(","), help="only these, such as mixed,code")
+    parser.add_argument("--tokens", type=int, default=48, help="of each answer")
+    parser.add_argument("--least", type=int, default=7, help="prompts of a point, where fewer run at once")
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--longest", type=int, default=1500, help="characters of a prompt")
+    parser.add_argument("--engine", default="{}", help="options of LLM, as JSON")
+    parser.add_argument("--out", help="keep the result here, as JSON, after every point")
+    parser.add_argument("--show", help="print a kept result and end")
+    args = parser.parse_args()
+    if args.show:
+        return report.print_kept(args.show, tables)
+    report.show(console, tables({"results": run(args)}))
+
+
+if __name__ == "__main__":
+    main()
