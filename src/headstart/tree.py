@@ -101,17 +101,22 @@ def select(tree: Tree, keep: Sequence[int]) -> Tree:
     return Tree(tokens, parents, of(tree.logq_rows), of(tree.kinds), of(tree.confidence), of(tree.origins))
 
 
-def merge(parts: Sequence[tuple[Tree, Sequence[float]]]) -> tuple[Tree, list[float]]:
-    """One tree of several, and the values of its nodes. A node that several have is there once, with its highest value and the
-    origin that gave it. Values never rise from parent to child, in the parts and so in the whole."""
+def merge(parts: Sequence[tuple[Tree, Sequence[float]]], least: float = 0.0) -> tuple[Tree, list[float]]:
+    """One tree of the nodes of several that have at least this value, and the values of its nodes. A node that several have is
+    there once, with its highest value and the origin that gave it. Values never rise from parent to child, in the parts and so
+    in the whole."""
     if len(parts) == 1:
-        return parts[0][0], list(parts[0][1])
+        part, own = parts[0]
+        keep = [i for i, value in enumerate(own) if value >= least]
+        return select(part, keep), [own[i] for i in keep]
     out, values, sources = Tree(), [], []
     place: dict[tuple[int, int], int] = {}
     for part, own in parts:
         new = {-1: -1}
         origins = part.origins or [""] * len(part)
         for i, (token, parent) in enumerate(zip(part.tokens, part.parents, strict=True)):
+            if own[i] < least:
+                continue
             key = new[parent], token
             if key not in place:
                 place[key] = len(out)

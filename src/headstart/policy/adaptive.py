@@ -30,6 +30,8 @@ PROBES = 0.005  # share of the time that asking one drafter in vain may take
 PROBE_DEPTH = 2  # tokens that a model drafts when it is only asked how good it has become
 LEAST = 0.02  # a draft for a request should bring at least so much of a token, after costs: chances are guesses
 QUIET = 2  # steps without a draft that paid, after which a drafter is asked less often
+REACH = 32  # rows that are looked at for the cheapest way to add some
+COUNTS = np.arange(1, 1 + REACH)
 DEEPEST = 8  # tokens that a model is asked for at once
 
 
@@ -99,6 +101,7 @@ class AdaptivePolicy:
         }  # seconds of a step outside its forward and drafters: nobody asked, some
         self._paces: dict[tuple[str, str], Pace] = {}
         self._waits: dict[str, int] = {}  # steps since a drafter with weights was asked for anybody
+        self._least = 0.0  # the chance that a node needs in this step
         self._claimed: dict[tuple[str, str], list[float]] = {}  # chances of this step's proposals
 
     # ------------------------------------------------------------------ what time is worth
@@ -110,28 +113,34 @@ class AdaptivePolicy:
         """Tokens per second at which this engine works now."""
         return max(1.0, self.yields.gain) * company / self.plain_seconds(company, context)
 
+    def _price(self, company: int, load: Load) -> float:
+        """The chance below which no node is worth a row, however many others come with it."""
+        seconds = self.costs.span(company + load.num_prefill_tokens, 1 + REACH, load.context)
+        return self.rate(company, load.context) * float(((seconds[1:] - seconds[0]) / COUNTS).min())
+
     # ------------------------------------------------------------------ whom to ask
     def ask(self, requests: Sequence[Request], proposals: Sequence[Proposals], load: Load) -> list[Wishes]:
+        if any(name not in WEIGHTLESS for own in proposals for name in own):
+            return [{} for _ in requests]
         most = self.fixed.most(requests, load)
-        nobody: list[Wishes] = [{} for _ in requests]
         if not any(proposals):
-            self._claimed = {}
+            self._claimed, self._least = {}, self._price(len(requests), load)
             wishes = [self._free(r, n, load) if n else {} for r, n in zip(requests, most, strict=True)]
             if any(wishes):
                 return wishes
-        if any(name not in WEIGHTLESS for own in proposals for name in own):
-            return nobody
-        return self._dear(requests, proposals, most, load) or nobody
+        return self._dear(requests, proposals, most, load) or [{} for _ in requests]
 
     def _free(self, request: Request, most: int, load: Load) -> Wishes:
         """Drafters without weights that have paid lately, or were not asked for long enough."""
-        wish, company = Wish(min(most, load.room), min(most, load.room)), max(1, load.num_running)
+        nodes, company = min(most, load.room), max(1, load.num_running)
         wishes: Wishes = {}
-        for name in self.choices(request) if wish.nodes > 0 else ():
+        for name in self.choices(request) if nodes > 0 else ():
             if name in WEIGHTLESS:
                 pace = self._paces.get((request.id, name))
-                if pace is None or pace.quiet < QUIET or pace.asked + 1 >= self._interval(name, 1, company, load):
-                    wishes[name] = wish
+                if pace is None or pace.quiet < QUIET:
+                    wishes[name] = Wish(nodes, nodes)
+                elif pace.asked + 1 >= self._interval(name, 1, company, load):
+                    wishes[name] = Wish(min(nodes, PROBE_DEPTH), min(nodes, PROBE_DEPTH))
         return wishes
 
     def _interval(self, name: str, levels: int, rows: int, load: Load) -> float:
@@ -144,7 +153,7 @@ class AdaptivePolicy:
         self, requests: Sequence[Request], proposals: Sequence[Proposals], most: Sequence[int], load: Load
     ) -> list[Wishes] | None:
         """The drafter with weights that is worth most now, for whom and how deep; or one that should be heard again."""
-        found = [self._merge(r, own) for r, own in zip(requests, proposals, strict=True)]
+        found = self._find(requests, proposals)
         able: dict[str, list[int]] = {}
         for i, request in enumerate(requests):
             for name in self.choices(request):
@@ -172,7 +181,9 @@ class AdaptivePolicy:
     ) -> tuple[float, str, list[int], int]:
         """Tokens that a drafter would bring, less its time and that of its rows; for how many requests, and how deep."""
         deepest = min(DEEPEST, self.fixed.config.num_speculative_tokens)
-        own = np.array([self.beliefs.outlook(requests[i], name, deepest) for i in members])
+        own = np.array([self.beliefs.outlook(requests[i], name, deepest, self._least) for i in members])
+        if not own.any():
+            return 0.0, name, [], 0
         more = np.maximum(0.0, own - np.array([found[i].by_depth(deepest) for i in members]))
         order = np.argsort(-more.sum(1))
         tokens = more[order].cumsum(0).cumsum(1)  # (members, depth)
@@ -205,7 +216,7 @@ class AdaptivePolicy:
     # ------------------------------------------------------------------ what to verify
     def choose(self, requests: Sequence[Request], proposals: Sequence[Proposals], load: Load) -> list[Tree]:
         """Of all that was proposed, the nodes that are worth their rows."""
-        found = [self._merge(r, own) for r, own in zip(requests, proposals, strict=True)]
+        found = self._find(requests, proposals)
         nodes = sorted((-chance, i, n) for i, f in enumerate(found) for n, chance in enumerate(f.chances))
         kept: list[list[int]] = [[] for _ in requests]
         for _, i, node in nodes[: self._count([-c for c, _, _ in nodes], len(requests), load)] if nodes else ():
@@ -232,18 +243,24 @@ class AdaptivePolicy:
             elif (known := self._paces.get((request.id, name))) is not None:
                 known.asked += 1
 
-    def _merge(self, request: Request, proposals: Proposals) -> Found:
-        """One tree of what was proposed, with chances."""
+    def _find(self, requests: Sequence[Request], proposals: Sequence[Proposals]) -> list[Found]:
+        """One tree for each request of what was proposed, with chances; without nodes that could not pay."""
+        return [
+            self._merge(r, own, self._least) if own else Found() for r, own in zip(requests, proposals, strict=True)
+        ]
+
+    def _merge(self, request: Request, proposals: Proposals, least: float) -> Found:
         parts = []
         for name, draft in proposals.items():
             if len(draft):
                 chances = self._claimed.get((request.id, name))
                 if chances is None:
-                    chances = self._claimed[request.id, name] = self.beliefs.claim(request, name, draft)
-                parts.append((draft, chances))
+                    chances = self._claimed[request.id, name] = self.beliefs.claim(request, name, draft, least)
+                if max(chances) > 0:
+                    parts.append((draft, chances))
         if len(parts) > 1 and any(draft.logq_rows is not None for draft, _ in parts):
             parts = [max(parts, key=lambda part: sum(part[1]))]  # what was drawn from one distribution stays by itself
-        return Found(*tree.merge(parts))
+        return Found(*tree.merge(parts, least)) if parts else Found()
 
     # ------------------------------------------------------------------ after the step
     def learn(self, times: StepTimes, requests: Sequence[Request], verdicts: Sequence[Verdict]) -> None:

@@ -43,27 +43,34 @@ class Count:
 class Claim:
     """A draft, and how far the text has followed it."""
 
-    def __init__(self, kinds: list[Kind], draft: Tree, at: int) -> None:
-        self.tokens, self.kinds, self._children = draft.tokens, kinds, tree.children(draft.parents)
+    def __init__(self, name: str, draft: Tree, at: int) -> None:
+        self.name, self.draft = name, draft
+        self._children = None if tree.is_chain(draft.parents) else tree.children(draft.parents)
         self._at, self._here, self._depth = at, -1, 1  # the next token of the text to look at, and the node before it
 
     def follow(self, text: Sequence[int]) -> list[tuple[Kind, bool]]:
         """The nodes that the text has met since, each with whether it was right."""
         trials: list[tuple[Kind, bool]] = []
-        while not self.over and self._at < len(text):
-            said, nodes = text[self._at], self._children[self._here]
-            trials += [(self.kinds[n], self.tokens[n] == said) for n in nodes]
-            first = (self.kinds[nodes[0]][0], FIRST, min(self._depth, DEEPER))
-            trials.append((first, self.tokens[nodes[0]] == said))
-            self._here = next((n for n in nodes if self.tokens[n] == said), len(self.tokens))
+        tokens = self.draft.tokens
+        while self._at < len(text) and (nodes := self._next()):
+            said = text[self._at]
+            trials += [(_kind(self.name, self.draft, n, self._depth), tokens[n] == said) for n in nodes]
+            trials.append(((self.name, FIRST, min(self._depth, DEEPER)), tokens[nodes[0]] == said))
+            self._here = next((n for n in nodes if tokens[n] == said), len(tokens))
             self._at += 1
             self._depth += 1
         return trials
 
+    def _next(self) -> Sequence[int]:
+        """The nodes that stand behind where the text is."""
+        if self._children is not None:
+            return self._children.get(self._here, ())
+        return (self._here + 1,) if self._here + 1 < len(self.draft) else ()
+
     @property
     def over(self) -> bool:
         """The text has left the draft, or gone all its way."""
-        return self._here not in self._children
+        return not self._next()
 
 
 @dataclass
@@ -80,27 +87,35 @@ class Beliefs:
         self._own: dict[str, History] = {}
 
     # ------------------------------------------------------------------ what is believed
-    def chances(self, request: Request, name: str, draft: Tree) -> list[float]:
-        """That each node is reached and right."""
-        return self._chances(request, _kinds(name, draft), draft)
-
-    def _chances(self, request: Request, kinds: list[Kind], draft: Tree) -> list[float]:
+    def chances(self, request: Request, name: str, draft: Tree, least: float = 0.0) -> list[float]:
+        """That each node is reached and right; 0 where that is less than `least`."""
         known: dict[Kind, float] = {}
         out: list[float] = []
-        for kind, parent in zip(kinds, draft.parents, strict=True):
+        depths: list[int] = []
+        for i, parent in enumerate(draft.parents):
+            depths.append(depths[parent] + 1 if parent >= 0 else 1)
+            before = out[parent] if parent >= 0 else 1.0
+            if before <= 0:
+                out.append(0.0)
+                continue
+            kind = _kind(name, draft, i, depths[i])
             if kind not in known:
                 known[kind] = self._chance(request.id, kind)
-            out.append(known[kind] * (out[parent] if parent >= 0 else 1.0))
+            chance = known[kind] * before
+            out.append(chance if chance >= least else 0.0)
         return out
 
-    def outlook(self, request: Request, name: str, depth: int) -> list[float]:
-        """That the first candidates of a draft which is not made yet are reached and right, at depth 1, 2, ..."""
+    def outlook(self, request: Request, name: str, depth: int, least: float = 0.0) -> list[float]:
+        """That the first candidates of a draft which is not made yet are reached and right, at depth 1, 2, ...; 0 where that is
+        less than `least`."""
         out, reached, chance = [], 1.0, None
         for d in range(1, depth + 1):
             chance = self._chance(request.id, (name, FIRST, min(d, DEEPER)), chance)
             reached *= chance
+            if reached < least:
+                break
             out.append(reached)
-        return out
+        return out + [0.0] * (depth - len(out))
 
     def _chance(self, request: str, kind: Kind, guess: float | None = None) -> float:
         """`guess`: what it may be, as far as it was not tried."""
@@ -112,13 +127,12 @@ class Beliefs:
         return general if own is None else (own.right + TRUST * general) / (own.tried + TRUST)
 
     # ------------------------------------------------------------------ what is learned
-    def claim(self, request: Request, name: str, draft: Tree) -> list[float]:
+    def claim(self, request: Request, name: str, draft: Tree, least: float = 0.0) -> list[float]:
         """This draft was made; the text will tell. Returns its nodes' chances."""
-        kinds = _kinds(name, draft)
         claims = self._own.setdefault(request.id, History()).claims.setdefault(name, [])
         if len(claims) < OPEN:
-            claims.append(Claim(kinds, draft, len(request.tokens)))
-        return self._chances(request, kinds, draft)
+            claims.append(Claim(name, draft, len(request.tokens)))
+        return self.chances(request, name, draft, least)
 
     def hear(self, request: Request) -> None:
         """The text of this request has grown."""
@@ -140,12 +154,10 @@ class Beliefs:
         self._own.pop(request.id, None)
 
 
-def _kinds(name: str, draft: Tree) -> list[Kind]:
-    depth = tree.depths(draft.parents)
+def _kind(name: str, draft: Tree, node: int, depth: int) -> Kind:
     if draft.confidence is not None:
-        return [(name, SURE + _bucket(c), min(d, DEEP)) for c, d in zip(draft.confidence, depth, strict=True)]
-    said = draft.kinds or [0] * len(draft)
-    return [(name, k, min(d, DEEP)) for k, d in zip(said, depth, strict=True)]
+        return name, SURE + _bucket(draft.confidence[node]), min(depth, DEEP)
+    return name, draft.kinds[node] if draft.kinds else 0, min(depth, DEEP)
 
 
 def _bucket(confidence: float) -> int:

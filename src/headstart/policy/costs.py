@@ -99,19 +99,18 @@ class Work:
     row: float = 0.0
     seen: int = 0
     wild: int = 0
-    _sums: np.ndarray = field(default_factory=lambda: np.zeros((2, 2)))
-    _seconds: np.ndarray = field(default_factory=lambda: np.zeros(2))
+    _sums: list[float] = field(default_factory=lambda: [0.0] * 5)  # of levels², levels·rows, rows², levels·s, rows·s
 
     def add(self, levels: int, rows: int, seconds: float) -> None:
         if self._is_wild(levels, rows, seconds):
             return
-        x = np.array([levels, rows], float)
-        self._sums = RECENT * self._sums + np.outer(x, x)
-        self._seconds = RECENT * self._seconds + x * seconds
+        new = levels * levels, levels * rows, rows * rows, levels * seconds, rows * seconds
+        self._sums = [RECENT * old + x for old, x in zip(self._sums, new, strict=True)]
         self.seen += 1
-        # what the errands leave open, because all were alike, is shared out evenly
-        ridge = np.diag(0.01 * np.diag(self._sums))
-        self.level, self.row = np.maximum(0.0, np.linalg.solve(self._sums + ridge, self._seconds)).tolist()
+        ll, lr, rr, ls, rs = self._sums
+        ll, rr = 1.01 * ll, 1.01 * rr  # what the errands leave open, because all were alike, is shared out evenly
+        whole = ll * rr - lr * lr
+        self.level, self.row = max(0.0, (rr * ls - lr * rs) / whole), max(0.0, (ll * rs - lr * ls) / whole)
 
     def _is_wild(self, levels: int, rows: int, seconds: float) -> bool:
         """Much longer than thought: it read a long text first, or somebody else used the machine. Unless it stays so."""
