@@ -78,7 +78,10 @@ def take(prompts: dict[str, list[Prompt]], kind: str, count: int, start: int) ->
         own = prompts[kind]
         return [own[(start + i) % len(own)] for i in range(count)]
     names = [name for name in prompts if name != NOISE]
-    return [prompts[names[i % len(names)]][(start + i // len(names)) % 20] for i in range(count)]
+    return [
+        prompts[names[i % len(names)]][(start + i // len(names)) % min(20, len(prompts[names[i % len(names)]]))]
+        for i in range(count)
+    ]
 
 
 # ------------------------------------------------------------------ measuring
@@ -99,14 +102,22 @@ def way(name: str) -> dict[str, Any]:
 
 def answer(llm: LLM, prompts: list[Prompt], tokens: int) -> dict[str, Any]:
     """All prompts at once, to the last token."""
-    params = [SamplingParams(temperature=t, max_tokens=tokens, seed=i, ignore_eos=True) for i, (_, t) in enumerate(prompts)]
+    params = [
+        SamplingParams(temperature=t, max_tokens=tokens, seed=i, ignore_eos=True) for i, (_, t) in enumerate(prompts)
+    ]
     began = time.perf_counter()
     out = llm.generate([p for p, _ in prompts], params)
     seconds = time.perf_counter() - began
     stats = [o.stats for o in out]
     sums = {n: sum(getattr(s, n) for s in stats) for n in ("tokens", "steps", "drafted", "accepted")}
     engine = {n: max(getattr(s, f"time_{n}") for s in stats) for n in ("policy", "draft", "target", "host", "verify")}
-    return {"seconds": seconds, "speed": sums["tokens"] / seconds, **sums, "times": engine, "texts": [o.token_ids for o in out]}
+    return {
+        "seconds": seconds,
+        "speed": sums["tokens"] / seconds,
+        **sums,
+        "times": engine,
+        "texts": [o.token_ids for o in out],
+    }
 
 
 def point(
@@ -143,7 +154,10 @@ def _summary(runs: list[dict[str, Any]], plain: list[dict[str, Any]]) -> dict[st
 def run(args: argparse.Namespace) -> dict[str, Any]:
     out: dict[str, Any] = {}
     target = load(args.target)
-    options = {"wide_weights": True, **json.loads(args.engine)}  # what helps plain decoding too is not speculation's gain
+    options = {
+        "wide_weights": True,
+        **json.loads(args.engine),
+    }  # what helps plain decoding too is not speculation's gain
     with ExitStack() as stack:
         llms = {
             name: stack.enter_context(

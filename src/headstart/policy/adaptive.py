@@ -26,9 +26,12 @@ from headstart.policy.beliefs import Beliefs
 from headstart.policy.costs import Costs, Errands
 from headstart.policy.fixed import FixedPolicy
 
-PROBES = 0.005  # share of the time that asking one drafter in vain may take
+PROBES = 0.008  # share of the time that asking drafters with weights in vain may take,
+FREE_PROBES = 0.003  # and asking one without
+SAVED = 3  # questions in vain for which time may be saved up
 PROBE_DEPTH = 2  # tokens that a model drafts when it is only asked how good it has become
 LEAST = 0.02  # a draft for a request should bring at least so much of a token, after costs: chances are guesses
+MARGIN = 1.15  # a drafter's time should come back so many times
 QUIET = 2  # steps without a draft that paid, after which a drafter is asked less often
 REACH = 32  # rows that are looked at for the cheapest way to add some
 COUNTS = np.arange(1, 1 + REACH)
@@ -72,6 +75,22 @@ class Yield:
 
 
 @dataclass
+class Hopes:
+    """What a drafter was asked for, in tokens, and what its drafts then promised; both fade."""
+
+    hoped: float = 0.0
+    promised: float = 0.0
+
+    def add(self, hoped: float, promised: float) -> None:
+        self.hoped += hoped - 0.1 * self.hoped
+        self.promised += promised - 0.1 * self.promised
+
+    def truth(self, before: float) -> float:
+        """How much of a hope comes true; `before` is what is thought where nothing is known."""
+        return (self.promised + before) / (self.hoped + 1.0)
+
+
+@dataclass
 class Found:
     """What is known of one request's next tokens in this step."""
 
@@ -94,13 +113,16 @@ class AdaptivePolicy:
         self.fixed, self.choices = FixedPolicy(config, choices), choices
         self.costs, self.errands, self.beliefs = Costs(), Errands(), Beliefs()
         self.yields = Yield()
+        self._deepest = min(DEEPEST, config.num_speculative_tokens)
         self._branches = config.nodes // max(1, config.num_speculative_tokens)
         self._around = {
             False: Mean(),
             True: Mean(),
         }  # seconds of a step outside its forward and drafters: nobody asked, some
         self._paces: dict[tuple[str, str], Pace] = {}
-        self._waits: dict[str, int] = {}  # steps since a drafter with weights was asked for anybody
+        self._hopes: dict[tuple[str, str], Hopes] = {}  # of a request and a drafter; of "" and a drafter: of all
+        self._hoped: dict[tuple[str, str], float] = {}  # of this step
+        self._purse = 0.0  # seconds saved up for questions in vain
         self._least = 0.0  # the chance that a node needs in this step
         self._claimed: dict[tuple[str, str], list[float]] = {}  # chances of this step's proposals
 
@@ -124,7 +146,7 @@ class AdaptivePolicy:
             return [{} for _ in requests]
         most = self.fixed.most(requests, load)
         if not any(proposals):
-            self._claimed, self._least = {}, self._price(len(requests), load)
+            self._claimed, self._hoped, self._least = {}, {}, self._price(len(requests), load)
             wishes = [self._free(r, n, load) if n else {} for r, n in zip(requests, most, strict=True)]
             if any(wishes):
                 return wishes
@@ -147,7 +169,7 @@ class AdaptivePolicy:
         """Steps between two questions in vain, so that they take little of the time."""
         extra = max(0.0, self._around[True].value - self._around[False].value)
         step = self.plain_seconds(max(1, load.num_running), load.context)
-        return (self.errands.of(name, levels, rows) + extra) / (PROBES * step)
+        return (self.errands.of(name, levels, rows) + extra) / (FREE_PROBES * step)
 
     def _dear(
         self, requests: Sequence[Request], proposals: Sequence[Proposals], most: Sequence[int], load: Load
@@ -164,15 +186,15 @@ class AdaptivePolicy:
             best = max(best, self._worth(name, members, requests, found, load), key=lambda b: b[0])
         worth, name, members, depth = best
         if worth > LEAST * len(members):
+            depth += depth < self._deepest and not self.beliefs.is_tried(name, depth + 1)
             members = sorted({*members, *self._passengers(name, able[name], requests, load)})
         else:
-            name, members, depth = self._probe(able, load)
-        for other in able:
-            self._waits[other] = 0 if other == name else self._waits.get(other, 0) + 1
+            name, members, depth = self._probe(able, requests)
         if not members:
             return None
         wishes: list[Wishes] = [{} for _ in requests]
         for i in members:
+            self._hoped[requests[i].id, name] = float(self._net(requests[i], name, found[i])[:depth].sum())
             wishes[i] = {name: Wish(min(depth * self._branches, most[i]), depth)}
         return wishes
 
@@ -180,20 +202,33 @@ class AdaptivePolicy:
         self, name: str, members: list[int], requests: Sequence[Request], found: Sequence[Found], load: Load
     ) -> tuple[float, str, list[int], int]:
         """Tokens that a drafter would bring, less its time and that of its rows; for how many requests, and how deep."""
-        deepest = min(DEEPEST, self.fixed.config.num_speculative_tokens)
-        own = np.array([self.beliefs.outlook(requests[i], name, deepest, self._least) for i in members])
-        if not own.any():
+        more = np.array([self._net(requests[i], name, found[i]) * self._truth(requests[i], name) for i in members])
+        if not more.any():
             return 0.0, name, [], 0
-        more = np.maximum(0.0, own - np.array([found[i].by_depth(deepest) for i in members]))
         order = np.argsort(-more.sum(1))
         tokens = more[order].cumsum(0).cumsum(1)  # (members, depth)
-        count, depth = np.arange(1, len(members) + 1)[:, None], np.arange(1, deepest + 1)[None, :]
+        count, depth = np.arange(1, len(members) + 1)[:, None], np.arange(1, self._deepest + 1)[None, :]
         rate = self.rate(len(requests), load.context)
         company = len(requests) + load.num_prefill_tokens
         rows = self.costs.at(company + count * depth, load.context) - self.costs.of(company, load.context)
-        worth = tokens - rate * (rows + self.errands.at(name, depth, count * depth))
+        dear = np.maximum(0.0, rate * rows - self._least * count * depth)  # rows that cost more than the cheapest ones
+        worth = tokens - dear - rate * MARGIN * self.errands.at(name, depth, count * depth)
         m, d = np.unravel_index(int(worth.argmax()), worth.shape)
         return float(worth[m, d]), name, [members[i] for i in order[: m + 1]], int(d) + 1
+
+    def _net(self, request: Request, name: str, found: Found) -> np.ndarray:
+        """(depth,) tokens that a drafter may add to what is known, less what their rows cost at least."""
+        own = np.array(self.beliefs.outlook(request, name, self._deepest, self._least))
+        if own[0] and len(found.tree):
+            own -= found.by_depth(self._deepest)
+        return np.maximum(0.0, own - self._least)
+
+    def _truth(self, request: Request, name: str) -> float:
+        """How much of such a hope comes true."""
+        general = self._hopes.get(("", name))
+        before = 1.0 if general is None else general.truth(1.0)
+        own = self._hopes.get((request.id, name))
+        return before if own is None else own.truth(before)
 
     def _passengers(self, name: str, able: list[int], requests: Sequence[Request], load: Load) -> list[int]:
         """Requests that a drafter was not asked for lately, when it is asked for others anyway."""
@@ -201,11 +236,15 @@ class AdaptivePolicy:
         paces = [(i, self._paces.get((requests[i].id, name))) for i in able]
         return [i for i, pace in paces if pace is None or pace.asked + 1 >= least]
 
-    def _probe(self, able: dict[str, list[int]], load: Load) -> tuple[str, list[int], int]:
-        """A drafter that was not worth asking for so long that it may be heard again, for everybody at once."""
+    def _probe(self, able: dict[str, list[int]], requests: Sequence[Request]) -> tuple[str, list[int], int]:
+        """A drafter that was not worth asking is heard again where the time for it has been saved up: about requests that it
+        was not asked for yet, else about all."""
         for name, members in able.items():
-            rows = PROBE_DEPTH * len(members)
-            if self._waits.get(name, 0) + 1 >= self._interval(name, PROBE_DEPTH, rows, load):
+            members = [i for i in members if (requests[i].id, name) not in self._paces] or members
+            cost = self.errands.of(name, PROBE_DEPTH, PROBE_DEPTH * len(members))
+            self._purse = min(self._purse, SAVED * cost) if cost else self._purse
+            if self._purse >= cost:
+                self._purse -= cost
                 return name, members, PROBE_DEPTH
         return "", [], 0
 
@@ -224,7 +263,19 @@ class AdaptivePolicy:
         out = [tree.select(f.tree, sorted(own)) for f, own in zip(found, kept, strict=True)]
         for request, own, chosen in zip(requests, proposals, out, strict=True):
             self._note_pace(request, own, chosen)
+        if self._hoped:
+            self._compare(requests, found, kept)
         return out
+
+    def _compare(self, requests: Sequence[Request], found: Sequence[Found], kept: Sequence[list[int]]) -> None:
+        """Book what drafters were asked for against what their drafts promise."""
+        for request, f, own in zip(requests, found, kept, strict=True):
+            for name in self.choices(request):
+                if (hoped := self._hoped.get((request.id, name))) is not None:
+                    origins = f.tree.origins or ()
+                    promised = sum(f.chances[n] - self._least for n in own if origins[n] == name)
+                    for key in ((request.id, name), ("", name)):
+                        self._hopes.setdefault(key, Hopes()).add(hoped, promised)
 
     def _count(self, chances: list[float], company: int, load: Load) -> int:
         """How many nodes, likeliest first, are worth most after what their rows cost."""
@@ -264,8 +315,8 @@ class AdaptivePolicy:
 
     # ------------------------------------------------------------------ after the step
     def learn(self, times: StepTimes, requests: Sequence[Request], verdicts: Sequence[Verdict]) -> None:
-        for request in requests:
-            self.beliefs.hear(request)
+        self.beliefs.hear_all(requests)
+        self._purse += PROBES * times.period
         for errand in times.errands:
             self.errands.learn(errand)
         if times.num_prefill_tokens or not requests:
@@ -277,6 +328,7 @@ class AdaptivePolicy:
         self.yields.add(times.produced, len(requests) * times.period / plain)
 
     def release(self, request: Request) -> None:
-        for key in [k for k in self._paces if k[0] == request.id]:
-            del self._paces[key]
+        for name in self.choices(request):
+            self._paces.pop((request.id, name), None)
+            self._hopes.pop((request.id, name), None)
         self.beliefs.forget(request)

@@ -22,11 +22,14 @@ Kind = tuple[str, int, int]  # drafter, what it says of the node (FIRST: whateve
 FIRST = -1
 SURE = 100  # kinds from here on are confidences
 DEEP, DEEPER = 3, 8  # depths that are told apart: of a kind, and of FIRST
-OLD, AGED = 0.9, 0.999  # what is left of a request's, and of everybody's past experience, after one more node
+OLD, AGED = 0.9, 0.999  # what is left of a request's, and of everybody's past experience, after one more node,
+PASSING = 0.998  # and of either after one more step
 DOUBT = 0.3  # the chance of a node of which nothing is known,
 HOPE = 0.8  # and where it comes from a head: one that was trained for this target
-PRIOR = 1.0  # trials that these count for
+PRIOR = 1.0  # trials that these count for,
+NEXT = 6.0  # and that the depth before counts for, where what comes deeper is foretold
 TRUST = 3.0  # trials of its own after which a request's experience outweighs everybody's
+TRIALS = 10  # after which a depth counts as tried
 OPEN = 4  # claims of one drafter about one request that wait for its text
 
 
@@ -34,10 +37,17 @@ OPEN = 4  # claims of one drafter about one request that wait for its text
 class Count:
     right: float = 0.0
     tried: float = 0.0
+    step: int = 0  # when it was last tried
 
-    def add(self, right: bool, rest: float) -> None:
+    def add(self, right: bool, rest: float, step: int) -> None:
+        rest *= self.left(step)
         self.right = self.right * rest + right
         self.tried = self.tried * rest + 1
+        self.step = step
+
+    def left(self, step: int) -> float:
+        """What is left of it by now: what was not tried for long is not known any more."""
+        return 1.0 if step == self.step else PASSING ** (step - self.step)
 
 
 class Claim:
@@ -83,6 +93,7 @@ class History:
 
 class Beliefs:
     def __init__(self) -> None:
+        self.step = 0
         self._all: dict[Kind, Count] = {}
         self._own: dict[str, History] = {}
 
@@ -120,11 +131,23 @@ class Beliefs:
     def _chance(self, request: str, kind: Kind, guess: float | None = None) -> float:
         """`guess`: what it may be, as far as it was not tried."""
         shared = self._all.get(kind)
+        weight = PRIOR if guess is None else NEXT
         guess = _guess(kind) if guess is None else guess
-        general = guess if shared is None else (shared.right + PRIOR * guess) / (shared.tried + PRIOR)
+        general = guess
+        if shared is not None:
+            left = shared.left(self.step)
+            general = (shared.right * left + weight * guess) / (shared.tried * left + weight)
         history = self._own.get(request)
         own = history.counts.get(kind) if history else None
-        return general if own is None else (own.right + TRUST * general) / (own.tried + TRUST)
+        if own is None:
+            return general
+        left = own.left(self.step)
+        return (own.right * left + TRUST * general) / (own.tried * left + TRUST)
+
+    def is_tried(self, name: str, depth: int) -> bool:
+        """Is it known how good this drafter is so deep?"""
+        known = self._all.get((name, FIRST, min(depth, DEEPER)))
+        return known is not None and known.tried * known.left(self.step) >= TRIALS
 
     # ------------------------------------------------------------------ what is learned
     def claim(self, request: Request, name: str, draft: Tree, least: float = 0.0) -> list[float]:
@@ -133,6 +156,12 @@ class Beliefs:
         if len(claims) < OPEN:
             claims.append(Claim(name, draft, len(request.tokens)))
         return self.chances(request, name, draft, least)
+
+    def hear_all(self, requests: Sequence[Request]) -> None:
+        """A step is over: these texts have grown."""
+        self.step += 1
+        for request in requests:
+            self.hear(request)
 
     def hear(self, request: Request) -> None:
         """The text of this request has grown."""
@@ -148,7 +177,7 @@ class Beliefs:
                 count = counts.get(kind)
                 if count is None:
                     count = counts[kind] = Count()
-                count.add(right, rest)
+                count.add(right, rest, self.step)
 
     def forget(self, request: Request) -> None:
         self._own.pop(request.id, None)
