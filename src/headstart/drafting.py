@@ -7,7 +7,7 @@ said, and a drafter that raises leaves its requests to go on without drafts.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -107,7 +107,8 @@ class Drafting:
         self.taps = next((d.needs.hidden_layers for d in self.drafters.values() if d.needs.hidden_layers), ())
         self.listeners: list[Callable[[View, list[Tree], list[Verdict]], None]] = []  # who else hears verdicts
         self._views: dict[str, RequestView] = {}
-        self._without: set[tuple[str, str]] = set()  # requests whose drafter broke
+        self._without: set[tuple[str, str]] = set()  # requests whose drafter broke, or does not read along
+        self._choices: dict[str, tuple[str, ...]] = {}  # of requests that are here
 
     def _names(self) -> tuple[str, ...]:
         """Whom to build at once."""
@@ -119,11 +120,15 @@ class Drafting:
 
     def choices(self, request: Request) -> tuple[str, ...]:
         """The drafters that may serve this request, the cheapest first."""
+        known = self._choices.get(request.id)
+        return known if known is not None else self._offer(request)
+
+    def _offer(self, request: Request) -> tuple[str, ...]:
         if not request.speculation.enabled:
             return ()
         name = request.speculation.method or self.config.method
         names = self.auto if name == AUTO else self._named(name)
-        return names if not self._without else tuple(n for n in names if (request.id, n) not in self._without)
+        return tuple(n for n in names if (request.id, n) not in self._without)
 
     def _named(self, name: str) -> tuple[str, ...]:
         """Built on first use where it needs no weights."""
@@ -178,6 +183,19 @@ class Drafting:
     def reads(self, request: Request) -> bool:
         """Does a drafter of it read what the target computes?"""
         return any(self.drafters[name].needs.hidden_layers for name in self.choices(request))
+
+    def excuse(self, request: Request) -> None:
+        """This request goes without the drafters that read along."""
+        self._forbid((request.id, n) for n in self.choices(request) if self.drafters[n].needs.hidden_layers)
+
+    def add(self, request: Request) -> None:
+        """A request comes; an unknown drafter is said now."""
+        self._choices[request.id] = self._offer(request)
+
+    def _forbid(self, pairs: Iterable[tuple[str, str]]) -> None:
+        for request, name in pairs:
+            self._without.add((request, name))
+            self._choices[request] = tuple(n for n in self._choices.get(request, ()) if n != name)
 
     def can_draft_ahead(self, request: Request) -> bool:
         """Can a drafter of it draft where the target's device keeps the texts?"""
@@ -252,6 +270,7 @@ class Drafting:
     def release(self, request: Request) -> None:
         """The request is over."""
         self._without -= {(request.id, name) for name in self.drafters} if self._without else set()
+        self._choices.pop(request.id, None)
         view = self._views.pop(request.id, None)
         for name, drafter in self.drafters.items() if view is not None else ():
             try:
@@ -269,7 +288,7 @@ class Drafting:
 
     def _drop(self, name: str, requests: Sequence[RequestView], why: str) -> None:
         note(f"Drafter {name!r} {why}. {len(requests)} request(s) go on without drafts; their text is unaffected.")
-        self._without.update((r.id, name) for r in requests)
+        self._forbid((r.id, name) for r in requests)
 
 
 def _errand(asked: Asked, trees: Sequence[Tree], seconds: float) -> Errand:

@@ -137,7 +137,11 @@ class Engine:
     def add(self, request: Request) -> None:
         """Take a request on; says what is wrong with it before anything is allocated."""
         self._check(request)
-        self.drafting.choices(request)
+        self.drafting.add(request)
+        if self.drafting.reads(request):
+            company = min(len(self.scheduler.running) + len(self.scheduler.waiting) + 1, self.config.max_num_seqs)
+            if not self.policy.enlist(request, Load(company, 0, 0, len(request.prompt))):
+                self.drafting.excuse(request)
         request.space = self.drafting.space(request)
         request.arrived = request.arrived or time.perf_counter()
         self.delivery.add(request)
@@ -211,7 +215,7 @@ class Engine:
         drafted = self._draft(plan, before is not None, clock)
         stops = self._run_on(plan, drafted)
         batch, places = self._pack(plan, drafted.trees)
-        batch.stops, batch.hidden_layers = stops, self.drafting.taps
+        batch.stops, batch.hidden_layers = stops, self._taps(plan)
         chosen = self._choice(plan, drafted, batch, places) if self.runner.chooses else [False] * len(plan.ready)
         if before is not None or drafted.mail:
             batch.source = _sources(plan, before, batch)
@@ -423,6 +427,11 @@ class Engine:
         return self._left(part.request) - part.spare - 1
 
     # ------------------------------------------------------------------ target forward
+    def _taps(self, plan: Plan) -> tuple[int, ...]:
+        """The layers whose hidden states somebody reads."""
+        taps = self.drafting.taps
+        return taps if taps and any(self.drafting.reads(p.request) for p in plan.parts) else ()
+
     def _pack(self, plan: Plan, trees: list[Tree]) -> tuple[Batch, list[Place]]:
         """Prefill pieces and trees in one row of tokens; and where each part's logits will stand."""
         tokens: list[int] = []

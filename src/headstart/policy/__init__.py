@@ -67,6 +67,11 @@ class StepTimes:
 class Policy(Protocol):
     cuts: bool  # whether it looks at drafts before they are verified, so that they cannot stay on the device
 
+    def enlist(self, request: Request, load: Load) -> bool:
+        """A request comes: shall drafters that read along with the target do so? It takes them time from the first token on,
+        and they can serve it only then."""
+        ...
+
     def ask(self, requests: Sequence[Request], proposals: Sequence[Proposals], load: Load) -> list[Wishes]:
         """Whom to ask next, for each request; no wishes at all: enough is known."""
         ...

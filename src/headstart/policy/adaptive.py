@@ -32,6 +32,7 @@ SAVED = 3  # questions in vain for which time may be saved up
 PROBE_DEPTH = 2  # tokens that a model drafts when it is only asked how good it has become
 LEAST = 0.02  # a draft for a request should bring at least so much of a token, after costs: chances are guesses
 MARGIN = 1.15  # a drafter's time should come back so many times
+SCOUTS = 8  # of so many requests that are not worth reading along, one is followed all the same
 QUIET = 2  # steps without a draft that paid, after which a drafter is asked less often
 REACH = 32  # rows that are looked at for the cheapest way to add some
 COUNTS = np.arange(1, 1 + REACH)
@@ -122,6 +123,8 @@ class AdaptivePolicy:
         self._paces: dict[tuple[str, str], Pace] = {}
         self._hopes: dict[tuple[str, str], Hopes] = {}  # of a request and a drafter; of "" and a drafter: of all
         self._hoped: dict[tuple[str, str], float] = {}  # of this step
+        self._pauses: dict[str, float] = {}
+        self._came = 0  # requests so far
         self._purse = 0.0  # seconds saved up for questions in vain
         self._least = 0.0  # the chance that a node needs in this step
         self._claimed: dict[tuple[str, str], list[float]] = {}  # chances of this step's proposals
@@ -140,13 +143,30 @@ class AdaptivePolicy:
         seconds = self.costs.span(company + load.num_prefill_tokens, 1 + REACH, load.context)
         return self.rate(company, load.context) * float(((seconds[1:] - seconds[0]) / COUNTS).min())
 
+    # ------------------------------------------------------------------ who may be asked
+    def enlist(self, request: Request, load: Load) -> bool:
+        """Not where a request like the others would not be worth it; but for some, so that it is noticed when that changes."""
+        names = [n for n in self.choices(request) if n not in WEIGHTLESS]
+        self._came += 1
+        if self._came % SCOUTS == 0 or not all(self.errands.knows(n) for n in names):
+            return True
+        company = max(1, load.num_running)
+        self._least = self._price(company, load)
+        for name in names:
+            more = self._net(request, name, Found()) * self._truth(request, name)
+            worth = self._balance(name, more.cumsum()[None, :] * np.arange(1, company + 1)[:, None], company, load)
+            if worth.max() > LEAST:
+                return True
+        return not names
+
     # ------------------------------------------------------------------ whom to ask
     def ask(self, requests: Sequence[Request], proposals: Sequence[Proposals], load: Load) -> list[Wishes]:
         if any(name not in WEIGHTLESS for own in proposals for name in own):
             return [{} for _ in requests]
         most = self.fixed.most(requests, load)
         if not any(proposals):
-            self._claimed, self._hoped, self._least = {}, {}, self._price(len(requests), load)
+            self._claimed, self._hoped, self._pauses = {}, {}, {}
+            self._least = self._price(len(requests), load)
             wishes = [self._free(r, n, load) if n else {} for r, n in zip(requests, most, strict=True)]
             if any(wishes):
                 return wishes
@@ -154,16 +174,22 @@ class AdaptivePolicy:
 
     def _free(self, request: Request, most: int, load: Load) -> Wishes:
         """Drafters without weights that have paid lately, or were not asked for long enough."""
-        nodes, company = min(most, load.room), max(1, load.num_running)
+        nodes = min(most, load.room)
         wishes: Wishes = {}
         for name in self.choices(request) if nodes > 0 else ():
             if name in WEIGHTLESS:
                 pace = self._paces.get((request.id, name))
                 if pace is None or pace.quiet < QUIET:
                     wishes[name] = Wish(nodes, nodes)
-                elif pace.asked + 1 >= self._interval(name, 1, company, load):
+                elif pace.asked + 1 >= self._pause(name, load):
                     wishes[name] = Wish(min(nodes, PROBE_DEPTH), min(nodes, PROBE_DEPTH))
         return wishes
+
+    def _pause(self, name: str, load: Load) -> float:
+        """The interval of a drafter without weights, in this step."""
+        if name not in self._pauses:
+            self._pauses[name] = self._interval(name, 1, max(1, load.num_running), load)
+        return self._pauses[name]
 
     def _interval(self, name: str, levels: int, rows: int, load: Load) -> float:
         """Steps between two questions in vain, so that they take little of the time."""
@@ -206,15 +232,18 @@ class AdaptivePolicy:
         if not more.any():
             return 0.0, name, [], 0
         order = np.argsort(-more.sum(1))
-        tokens = more[order].cumsum(0).cumsum(1)  # (members, depth)
-        count, depth = np.arange(1, len(members) + 1)[:, None], np.arange(1, self._deepest + 1)[None, :]
-        rate = self.rate(len(requests), load.context)
-        company = len(requests) + load.num_prefill_tokens
-        rows = self.costs.at(company + count * depth, load.context) - self.costs.of(company, load.context)
-        dear = np.maximum(0.0, rate * rows - self._least * count * depth)  # rows that cost more than the cheapest ones
-        worth = tokens - dear - rate * MARGIN * self.errands.at(name, depth, count * depth)
+        worth = self._balance(name, more[order].cumsum(0).cumsum(1), len(requests), load)
         m, d = np.unravel_index(int(worth.argmax()), worth.shape)
         return float(worth[m, d]), name, [members[i] for i in order[: m + 1]], int(d) + 1
+
+    def _balance(self, name: str, tokens: np.ndarray, company: int, load: Load) -> np.ndarray:
+        """Tokens (for 1, 2, ... requests, to depth 1, 2, ...) less the time of the drafter, and of rows that cost more than the
+        cheapest ones, which are paid already."""
+        count, depth = np.arange(1, len(tokens) + 1)[:, None], np.arange(1, tokens.shape[1] + 1)[None, :]
+        rate, before = self.rate(company, load.context), company + load.num_prefill_tokens
+        rows = self.costs.at(before + count * depth, load.context) - self.costs.of(before, load.context)
+        dear = np.maximum(0.0, rate * rows - self._least * count * depth)
+        return tokens - dear - rate * MARGIN * self.errands.at(name, depth, count * depth)
 
     def _net(self, request: Request, name: str, found: Found) -> np.ndarray:
         """(depth,) tokens that a drafter may add to what is known, less what their rows cost at least."""

@@ -17,6 +17,9 @@ class FixedPolicy:
     def __init__(self, config: SpeculativeConfig, choices: Choices) -> None:
         self.config, self.choices = config, choices
 
+    def enlist(self, request: Request, load: Load) -> bool:
+        return True
+
     def ask(self, requests: Sequence[Request], proposals: Sequence[Proposals], load: Load) -> list[Wishes]:
         if any(proposals):
             return [{} for _ in requests]
