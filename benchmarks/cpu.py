@@ -286,7 +286,7 @@ def steps(args: argparse.Namespace) -> dict[str, Any]:
     formats |= {f"llama.cpp {Path(p).name}": (p, {"runner": "llamacpp"}) for p in args.gguf}
     out = {}
     for name, (model, options) in formats.items():
-        with LLM(model, max_model_len=1024, **options) as llm:
+        with LLM(model, max_model_len=1024, **{"speculative": None, **options}) as llm:
             runner = llm.engine.runner
             costs = measure(runner, max(ROWS), math.inf, ROWS)
             times = {rows: costs.of(rows) * 1e3 for rows in ROWS}
@@ -318,7 +318,7 @@ def perplexity(args: argparse.Namespace) -> dict[str, float]:
     models |= {f"llama.cpp {Path(p).name}": (p, {"runner": "llamacpp"}) for p in args.gguf}
     out = {}
     for name, (model, options) in models.items():
-        with LLM(model, max_model_len=1024, **options) as llm:
+        with LLM(model, max_model_len=1024, **{"speculative": None, **options}) as llm:
             out[name] = perplexity_of(llm, text)
         console.print(name, round(out[name], 2))
     return out

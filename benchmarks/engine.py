@@ -154,10 +154,10 @@ def main() -> None:
 
 
 def build(args: argparse.Namespace) -> tuple[LLM, LLM, Any, Any, Loaded]:
-    """A plain engine as `LLM(model)` makes it, a speculating one, and transformers, all over the same weights."""
+    """A plain engine, a speculating one, and transformers, all over the same weights."""
     target = load(args.model, runner="torch")
     stock = shared_copy(target.model)
-    plain = LLM(replace(target, model=shared_copy(target.model)), share_prefixes=False)
+    plain = LLM(replace(target, model=shared_copy(target.model)), speculative=None, share_prefixes=False)
     draft = load(args.draft, runner="torch") if args.draft else None
     stock_draft = shared_copy(draft.model) if draft else None
     spec = {"method": "draft_model" if draft else "ngram", "num_speculative_tokens": args.k, "suffix_max_requests": 0}

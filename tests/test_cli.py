@@ -115,7 +115,8 @@ def test_what_is_no_memory(text: str) -> None:
 
 
 def test_speculation_options_become_a_config() -> None:
-    assert SpeculationOptions().config().method == "none"
+    assert SpeculationOptions().config().method == "auto"
+    assert SpeculationOptions(num_speculative_tokens=3).config().num_speculative_tokens == 3
     assert SpeculationOptions().config(default="ngram").method == "ngram"
     own = SpeculationOptions(draft_model="m", num_speculative_tokens=3, tree=True, verification="rejection").config()
     assert (own.method, own.model, own.num_speculative_tokens) == ("draft_model", "m", 3)
@@ -129,7 +130,8 @@ def test_speculation_options_become_a_config() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"num_speculative_tokens": 3}, "--num-speculative-tokens has no effect without a drafter"),
+        ({"drafter": "none", "num_speculative_tokens": 3}, "--num-speculative-tokens has no effect without a drafter"),
+        ({"policy": "fixed"}, "'auto' decides how much is drafted"),
         ({"drafter": "none", "tree": True}, "--tree has no effect without"),
         ({"drafter": "ngram", "tree": True}, "drafts chains"),
         ({"drafter": "ngram", "draft_model": "m"}, "--draft-model has no effect"),
@@ -174,7 +176,7 @@ def test_json_is_whole_and_the_drafter_changes_nothing(folder: str) -> None:
         "--logprobs",
         "2",
     ]
-    plain = json.loads(headstart(*common, *FEW).stdout)
+    plain = json.loads(headstart(*common, *FEW, "--drafter", "none").stdout)
     fast = json.loads(headstart(*common, *FEW, "--prompt-logprobs", "1", "--drafter", "suffix", "-k", "3").stdout)
     assert [c["token_ids"] for c in plain["completions"]] == [c["token_ids"] for c in fast["completions"]]
     first = plain["completions"][0]

@@ -395,7 +395,7 @@ def test_a_head_is_named_like_a_draft_model(folders, dtype: str) -> None:
 
     model, head = folders
     params = SamplingParams(temperature=0, max_tokens=12)
-    with LLM(str(model)) as plain:
+    with LLM(str(model), speculative=None) as plain:
         wanted = plain.generate("a b c d", params)[0].token_ids
     with LLM(str(model), speculative={"method": "eagle3", "model": str(head), "draft_dtype": dtype}) as llm:
         out = llm.generate("a b c d", params)[0]

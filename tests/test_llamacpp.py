@@ -608,7 +608,7 @@ def loaded(size: int = 400, style: str = "bytes", **more: Any) -> Loaded:
 
 def test_a_failed_request_is_told_and_the_next_one_is_right(contexts) -> None:
     params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
-    with LLM(tiny.loaded(), kv_memory=1 << 22) as plain:
+    with LLM(tiny.loaded(), speculative=None, kv_memory=1 << 22) as plain:
         want = plain.generate("the quick brown fox", params)[0].text
     with LLM(loaded(), speculative="ngram", kv_memory=1 << 16) as llm:
         contexts[-1].breaks = "after"
@@ -624,7 +624,7 @@ def test_a_draft_with_another_vocabulary(kind: str, capsys) -> None:
     """A draft that passes through text is spelled anew now and then: old spellings leave no cells behind."""
     params = SamplingParams(temperature=1.0, max_tokens=32, seed=3, ignore_eos=True)
     texts = ["the quick brown fox", "naïve café, déjà", "a stone bridge over the river"]
-    with LLM(tiny.loaded(), kv_memory=1 << 22) as plain:
+    with LLM(tiny.loaded(), speculative=None, kv_memory=1 << 22) as plain:
         want = [o.token_ids for o in plain.generate(texts, params)]
     spec = {"method": "draft_model", "num_speculative_tokens": 3, "vocab_mapping": kind}
     options = dict(speculative=spec, kv_memory=1 << 18, page_size=4, max_num_seqs=4)
@@ -817,7 +817,7 @@ def test_who_runs_a_gguf_file(installed, weights, folder, monkeypatch, capsys) -
 def test_an_llm_on_a_gguf_file(installed, weights, contexts) -> None:
     """The options arrive, target and draft have a context each, and closing closes both."""
     params = SamplingParams(temperature=0.0, max_tokens=10, ignore_eos=True)
-    with LLM(tiny.loaded(), kv_memory=1 << 22) as plain:
+    with LLM(tiny.loaded(), speculative=None, kv_memory=1 << 22) as plain:
         want = plain.generate("the birds sing", params)[0].text
     spec = {"method": "draft_model", "model": str(weights), "num_speculative_tokens": 3}
     with LLM(weights, speculative=spec, kv_type="q8_0", threads=2, kv_memory=1 << 18) as llm:

@@ -215,7 +215,7 @@ def test_mistakes_of_a_caller_are_one_sentence(llm) -> None:
     with pytest.raises(ConfigError, match="this model is loaded"):
         LLM(tiny.loaded(), dtype="float16")
     with pytest.raises(ConfigError, match="not draft_model"):
-        LLM(tiny.loaded(), draft=tiny.loaded())
+        LLM(tiny.loaded(), speculative="ngram", draft=tiny.loaded())
     rows = np.array([llm.tokenizer.encode(TEXTS[0])] * 2)
     assert len({tuple(o.token_ids) for o in llm.generate(rows, GREEDY)}) == 1
 

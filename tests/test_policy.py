@@ -17,7 +17,7 @@ from headstart.core import Draft, Request, SamplingParams, Tree, View
 from headstart.drafters import WEIGHTLESS, Drafter, register
 from headstart.errors import ConfigError
 from headstart.policy import Errand, Load, StepTimes, Wish
-from headstart.policy.adaptive import LEAST, PROBES, AdaptivePolicy
+from headstart.policy.adaptive import LEAST, PROBES, ROW_MARGIN, AdaptivePolicy
 from headstart.policy.beliefs import FIRST, Beliefs, Claim
 from headstart.policy.costs import MOST, Costs, measure
 from headstart.policy.fixed import FixedPolicy
@@ -243,7 +243,8 @@ def test_what_is_chosen_is_a_tree_and_worth_most(shapes: list[list[tuple[int, in
     rate = policy.rate(len(drafts))
 
     def worth(m: int) -> float:
-        return sum(ranked[:m]) - rate * (policy.costs.of(len(drafts) + m) - policy.costs.of(len(drafts)))
+        more = policy.costs.of(len(drafts) + m) - policy.costs.of(len(drafts))
+        return sum(ranked[:m]) - ROW_MARGIN * rate * more
 
     count = sum(map(len, chosen))
     kept = [own[n] for own, t in zip(chances, chosen, strict=True) for n in t.tokens]
@@ -300,7 +301,7 @@ def test_the_router_takes_whoever_is_worth_more():
     points, level = {1: 0.010, 64: 0.0105}, {"ngram": 1e-5, "draft_model": 0.004}
     policy = adaptive(points, "ngram", "draft_model")
     _, asked = World(points, {"ngram": 0.97, "draft_model": 0.6}, level).run(policy, 300)
-    assert asked["ngram"] == 300 and asked["draft_model"] < 30
+    assert asked["ngram"] >= 297 and asked["draft_model"] < 30
     policy = adaptive(points, "ngram", "draft_model")
     speed, asked = World(points, {"ngram": 0.03, "draft_model": 0.9}, level).run(policy, 300)
     assert asked["draft_model"] > 250 and speed > 1.4 / 0.010

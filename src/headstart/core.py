@@ -144,6 +144,8 @@ class Stats:
     time_verify: float = 0.0
     time_host: float = 0.0
     time_policy: float = 0.0
+    time_compared: float = 0.0  # of steps of which it is known what plain ones take,
+    time_plain: float = 0.0  # and what plain ones would have taken for the same tokens
     time_to_first_token: float = 0.0
     first_tokens: int = 0  # that came with the first one, from the same step
     time_total: float = 0.0
@@ -162,6 +164,17 @@ class Stats:
     def acceptance_by_position(self) -> list[float]:
         """Share of drafts whose i-th token was accepted."""
         return [a / self.drafts for a in self.accepted_by_position] if self.drafts else []
+
+    @property
+    def wasted(self) -> float:
+        """Share of the rows of its forwards that brought no token."""
+        rows = self.steps + self.drafted
+        return (self.drafted - self.accepted) / rows if rows else 0.0
+
+    @property
+    def speedup_estimate(self) -> float | None:
+        """Against plain steps as this engine has measured them; None where it has not."""
+        return self.time_plain / self.time_compared if self.time_compared > 0 else None
 
     @property
     def decode_tokens_per_second(self) -> float:
@@ -189,7 +202,9 @@ class Stats:
     @staticmethod
     def total(many: Sequence[Stats]) -> Stats:
         """Several answers as one."""
-        names = ("steps", "tokens", "drafts", "drafted", "accepted", "prompt_tokens", "time_total")
+        names = (
+            "steps", "tokens", "drafts", "drafted", "accepted", "prompt_tokens", "time_total", "time_compared", "time_plain",
+        )  # fmt: skip
         columns = itertools.zip_longest(*(s.accepted_by_position for s in many), fillvalue=0)
         sums = {name: sum(getattr(s, name) for s in many) for name in names}
         return Stats(accepted_by_position=[sum(column) for column in columns], **sums)
@@ -203,7 +218,10 @@ class Stats:
 
     def to_dict(self) -> dict[str, Any]:
         plain = {f.name: getattr(self, f.name) for f in fields(self)}
-        derived = ("block_efficiency", "acceptance_rate", "acceptance_by_position", "decode_tokens_per_second")
+        derived = (
+            "block_efficiency", "acceptance_rate", "acceptance_by_position", "decode_tokens_per_second", "wasted",
+            "speedup_estimate",
+        )  # fmt: skip
         return plain | {name: getattr(self, name) for name in derived}
 
 

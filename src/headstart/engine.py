@@ -132,6 +132,7 @@ class Engine:
         self._settled = 0.0  # when the last step was
         self._pace = 0.0  # seconds of the last forward of one row, with all that surrounds it
         self._wait = runner.synchronize if config.profile else None
+        self.at_end: Callable[[], None] = lambda: None  # whoever wants to keep something
 
     # ------------------------------------------------------------------ coming and going
     def add(self, request: Request) -> None:
@@ -175,6 +176,7 @@ class Engine:
         for request in [*self.scheduler.running, *self.scheduler.waiting]:
             self.abort(request)
         self._flight, self._parcels = None, []
+        self.at_end()
         self.drafting.close()
         self.runner.release()
 
@@ -679,9 +681,20 @@ class Engine:
         produced = len(verdicts) + sum(len(v.accepted) for v in verdicts)
         times = StepTimes(
             laps["draft"], target, laps["verify"], laps["host"], rows, prefill, target + around, reach,
-            tuple(flight.drafted.errands), produced,
+            tuple(flight.drafted.errands), produced, laps["policy"],
         )  # fmt: skip
+        if not prefill and not ran:
+            self._compare(flight, verdicts, period)
         self.policy.learn(times, [p.request for p in flight.plan.ready], verdicts)
+
+    def _compare(self, flight: Flight, verdicts: list[Verdict], period: float) -> None:
+        """What plain steps would have taken for these tokens, beside what this one took."""
+        requests = [p.request for p in flight.plan.ready]
+        context = sum(len(r.tokens) for r in requests) / len(requests)
+        plain = self.policy.plain_seconds(len(requests), context)
+        for r, verdict in zip(requests, verdicts, strict=True) if plain else ():
+            r.stats.time_compared += period
+            r.stats.time_plain += plain * (1 + len(verdict.accepted))
 
     def check_integrity(self) -> None:
         """Slots, tables and requests agree."""

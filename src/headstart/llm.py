@@ -31,6 +31,9 @@ from headstart.threads import apart
 if TYPE_CHECKING:
     from headstart.models.heads import Head
     from headstart.models.load import Loaded
+    from headstart.policy.adaptive import AdaptivePolicy
+    from headstart.policy.explain import Explanation
+    from headstart.policy.store import Store
 
 Messages = Sequence[Mapping[str, Any]]
 Prompt = str | Sequence[int] | Messages
@@ -42,7 +45,7 @@ class LLM:
 
     model        built-in name, folder, GGUF file, ollama:NAME or hub id
     runner       auto, torch or llamacpp: who computes a GGUF file; gpu_layers, flash_attention and kv_type are llama.cpp's
-    speculative  None, a method's name, or a dict in Headstart's, vLLM's or llama.cpp's words
+    speculative  "auto": whatever pays. Or None, a method's name, or a dict in Headstart's, vLLM's or llama.cpp's words
     kv_memory    bytes for the KV pool; by default a share of the free memory
     """
 
@@ -50,7 +53,7 @@ class LLM:
         self,
         model: str | Path | Loaded = "smollm2",
         *,
-        speculative: Any = None,
+        speculative: Any = AUTO,
         device: str = "auto",
         dtype: str = "auto",
         max_model_len: int | None = None,
@@ -141,6 +144,10 @@ class LLM:
     @property
     def engine(self) -> Any:
         return self._loop.engine
+
+    def explain(self) -> Explanation:
+        """Why so much is drafted, and by whom: what the policy has measured and believes."""
+        return self._loop.engine.policy.explain()
 
     def close(self) -> None:
         """Stop the engine and free what it holds."""
@@ -455,6 +462,9 @@ def start_engine(
     wide = engine_config.wide_weights if engine_config.wide_weights is not None else config.method != "none"
     how = engine_config
     runner = make_runner(model.model, how.fuse, wide, how.kernels, how.deterministic, how.quantize)
+    if config.method == AUTO and runner.chooses:
+        note("auto does not decide on GPUs yet: plain decoding. Name a method to draft with, such as eagle3 or ngram.")
+        config, head, draft = SpeculativeConfig(), None, None
     share = 0.2 if config.method == "draft_model" or draft is not None else 0.0  # of the KV memory, for the draft's own
     spare = runner.needs_bytes(engine_config.max_batch_tokens) * (2 if draft else 1)
     memory = engine_config.kv_memory or _kv_memory(runner.device, spare)
@@ -490,18 +500,50 @@ def start_engine(
     nodes = config.nodes if config.method != "none" else 0
     runner.warm_up(nodes, config.tree or config.method in ("suffix", AUTO), engine.drafting.taps)
     if isinstance(engine.policy, AdaptivePolicy):
-        engine.policy.costs = _measure(runner, engine.pool.num_slots)
+        _measure(engine, engine.policy, _store(model, runner, engine_config))
     return EngineLoop(engine)
 
 
-def _measure(runner: Any, num_slots: int) -> Any:
-    """What forwards cost on this machine."""
-    from headstart.policy.costs import CONTEXT, measure, measure_context
+def _measure(engine: Any, policy: AdaptivePolicy, store: Store) -> None:
+    """What forwards cost on this machine: as it was the last time, or measured."""
+    from headstart.policy.costs import CONTEXT, is_still_so, measure, measure_context
 
+    runner, slots = engine.runner, engine.pool.num_slots
     with status("Measuring this machine"):
-        costs = measure(runner, min(64, num_slots - CONTEXT))
-        measure_context(runner, num_slots, costs)
-    return costs
+        if not (store.load(policy) and is_still_so(runner, policy.costs, slots)):
+            policy.costs = measure(runner, min(64, slots - CONTEXT))
+            measure_context(runner, slots, policy.costs)
+            store.save(policy)
+    engine.at_end = lambda: store.save(policy)
+
+
+def _store(model: Loaded, runner: Any, config: EngineConfig) -> Store:
+    """Where the costs of this model are kept, as it runs here."""
+    import platform
+    from importlib.metadata import version
+
+    import torch
+
+    from headstart.models.builtin import cache_dir
+    from headstart.policy.store import Store
+
+    cuda = runner.device.type == "cuda"
+    where = torch.cuda.get_device_name(runner.device) if cuda else f"{platform.machine()} {platform.processor()}"
+    return Store(
+        cache_dir() / "costs",
+        {
+            "model": model.name,
+            "bytes": runner.weight_bytes,
+            "device": where,
+            "dtype": str(runner.dtype),
+            "threads": torch.get_num_threads(),
+            "runner": type(runner).__name__,
+            "wide": bool(config.wide_weights is not False),
+            "deterministic": config.deterministic,
+            "headstart": version("headstart"),
+            "torch": torch.__version__,
+        },
+    )
 
 
 def _kv_memory(device: Any, spare: int) -> int:

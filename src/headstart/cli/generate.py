@@ -34,6 +34,9 @@ def generate(
     system: Annotated[str | None, option("--system", help="System message that stands before the prompt.")] = None,
     as_json: Annotated[bool, option("--json", help="One JSON object on standard output, and nothing else.")] = False,
     profile: Annotated[bool, option("--profile", help="Table of where the time went.")] = False,
+    explain: Annotated[
+        bool, option("--explain", help="Why so much was drafted, and by whom: costs, chances, what was tried.")
+    ] = False,
     quiet: Quiet = False,
 ) -> None:
     """Answer one prompt.
@@ -49,14 +52,17 @@ def generate(
         asked = ask.as_prompt(llm, text, chat, system)
         began = time.perf_counter()
         if as_json:
-            completions = _print_json(llm, asked, params, text, engine.model, config)
+            completions = _print_json(llm, asked, params, text, engine.model, config, explain)
         else:
             completions = _stream(llm, asked, params)
         seconds = time.perf_counter() - began
+        why = llm.explain()
     from headstart.cli import show
 
     if not quiet and not as_json:
         show.say(show.summary(Stats.total([c.stats for c in completions]), seconds, config.method))
+    if explain and not as_json:
+        show.say("\n".join(why.sentences()), style="")
     if profile:
         show.say(show.time_table(max((c.stats for c in completions), key=lambda s: s.time_total)), style="")
 
@@ -93,7 +99,9 @@ def _printer(llm: LLM, params: SamplingParams) -> Any:
     return Printer(lambda ids: llm.tokenizer.decode(ids, params.skip_special_tokens))
 
 
-def _print_json(llm: LLM, asked: Any, params: SamplingParams, text: str, model: str, config: Any) -> list[Completion]:
+def _print_json(
+    llm: LLM, asked: Any, params: SamplingParams, text: str, model: str, config: Any, explain: bool
+) -> list[Completion]:
     from headstart.cli import show
 
     output = llm.generate(asked, params)[0]
@@ -105,5 +113,7 @@ def _print_json(llm: LLM, asked: Any, params: SamplingParams, text: str, model: 
         "prompt_logprobs": output.prompt_logprobs,
         "params": params,
     }
+    if explain:
+        result["explanation"] = llm.explain().to_dict()
     show.print_json(result | show.provenance(model, config))
     return output.completions

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headstart.config import SpeculativeConfig, parse_speculative
+from headstart.config import AUTO, SpeculativeConfig, parse_speculative
 from headstart.errors import BadInput, ConfigError
 from headstart.progress import note
 
@@ -159,8 +159,8 @@ class SpeculationOptions:
         option(
             "--drafter",
             "-d",
-            help="none, ngram, suffix, draft_model, early_exit; a head: eagle3, peagle, eagle, medusa, mlp_speculator, mtp; or "
-            "a class of yours by dotted path.",
+            help="auto: whatever pays, of all that is at hand. Or none, ngram, suffix, draft_model, early_exit; a head: "
+            "eagle3, peagle, eagle, medusa, mlp_speculator, mtp; or a class of yours by dotted path. [default: auto]",
             panel=SPECULATION,
         ),
     ] = None
@@ -200,7 +200,8 @@ class SpeculationOptions:
         str | None,
         option(
             "--policy",
-            help="fixed: always as many draft tokens as -k says. adaptive: as many as pay here. [default: fixed]",
+            help="fixed: always as many draft tokens as -k says. adaptive: as many as pay here. [default: adaptive with auto, "
+            "else fixed]",
             panel=SPECULATION,
         ),
     ] = None
@@ -211,7 +212,7 @@ class SpeculationOptions:
         ),
     ] = None
 
-    def config(self, default: str = "none", preset: Mapping[str, Any] | None = None) -> SpeculativeConfig:
+    def config(self, default: str = AUTO, preset: Mapping[str, Any] | None = None) -> SpeculativeConfig:
         """The speculative config that these options name, or else the preset; what must be said about it is said."""
         given = self._shorthands()
         if self.speculative_config is not None:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 SHOWN_POSITIONS = 8
-PARTS = ("draft", "target", "verify", "host")
+PARTS = ("policy", "draft", "target", "verify", "host")
 
 
 def say(text: Any, style: str = "dim") -> None:

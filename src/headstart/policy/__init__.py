@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from headstart.core import Request, Tree, Verdict
+from headstart.policy.explain import Explanation
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,7 @@ class StepTimes:
     reach: float = 0.0  # context of each row, over all rows
     errands: tuple[Errand, ...] = ()
     produced: int = 0  # tokens that joined texts
+    policy: float = 0.0  # of deciding, in seconds
 
 
 class Policy(Protocol):
@@ -90,4 +92,12 @@ class Policy(Protocol):
 
     def release(self, request: Request) -> None:
         """The request is over."""
+        ...
+
+    def plain_seconds(self, company: int, context: float = 0.0) -> float:
+        """Of a step without drafts for so many requests, as measured; 0: nobody has."""
+        ...
+
+    def explain(self) -> Explanation:
+        """Why it decides as it does."""
         ...

@@ -24,15 +24,17 @@ from headstart.drafters import WEIGHTLESS
 from headstart.policy import Choices, Load, Proposals, StepTimes, Wish, Wishes
 from headstart.policy.beliefs import Beliefs
 from headstart.policy.costs import Costs, Errands
+from headstart.policy.explain import Explanation, Tried
 from headstart.policy.fixed import FixedPolicy
 
-PROBES = 0.008  # share of the time that asking drafters with weights in vain may take,
+PROBES = 0.005  # share of the time that asking drafters with weights in vain may take,
 FREE_PROBES = 0.003  # and asking one without
 SAVED = 3  # questions in vain for which time may be saved up
 PROBE_DEPTH = 2  # tokens that a model drafts when it is only asked how good it has become
 LEAST = 0.02  # a draft for a request should bring at least so much of a token, after costs: chances are guesses
-MARGIN = 1.15  # a drafter's time should come back so many times
+MARGIN, ROW_MARGIN = 1.15, 1.05  # the time of a drafter, and of rows, should come back so many times
 SCOUTS = 8  # of so many requests that are not worth reading along, one is followed all the same
+PLAIN_EVERY = 128  # steps with drafts after which a plain one is taken, to know what drafts bring
 QUIET = 2  # steps without a draft that paid, after which a drafter is asked less often
 REACH = 32  # rows that are looked at for the cheapest way to add some
 COUNTS = np.arange(1, 1 + REACH)
@@ -73,6 +75,15 @@ class Yield:
     @property
     def gain(self) -> float:
         return self.came / self.plain if self.plain else 1.0
+
+
+@dataclass
+class Book:
+    """What became of one drafter's work, over all requests."""
+
+    asked: int = 0
+    proposed: int = 0
+    verified: int = 0
 
 
 @dataclass
@@ -124,6 +135,11 @@ class AdaptivePolicy:
         self._hopes: dict[tuple[str, str], Hopes] = {}  # of a request and a drafter; of "" and a drafter: of all
         self._hoped: dict[tuple[str, str], float] = {}  # of this step
         self._pauses: dict[str, float] = {}
+        self.books: dict[str, Book] = {}
+        self.plain_steps = 0
+        self._since_plain = 0
+        self._last = (1, 0.0)  # requests and context of the last step
+        self._shares = [0.0, 0.0]  # seconds of deciding, and of all; they fade
         self._came = 0  # requests so far
         self._purse = 0.0  # seconds saved up for questions in vain
         self._least = 0.0  # the chance that a node needs in this step
@@ -161,7 +177,9 @@ class AdaptivePolicy:
 
     # ------------------------------------------------------------------ whom to ask
     def ask(self, requests: Sequence[Request], proposals: Sequence[Proposals], load: Load) -> list[Wishes]:
-        if any(name not in WEIGHTLESS for own in proposals for name in own):
+        if any(name not in WEIGHTLESS for own in proposals for name in own) or self._is_time_for_a_plain_step(
+            proposals
+        ):
             return [{} for _ in requests]
         most = self.fixed.most(requests, load)
         if not any(proposals):
@@ -171,6 +189,10 @@ class AdaptivePolicy:
             if any(wishes):
                 return wishes
         return self._dear(requests, proposals, most, load) or [{} for _ in requests]
+
+    def _is_time_for_a_plain_step(self, proposals: Sequence[Proposals]) -> bool:
+        """What drafts bring is told against plain steps, so now and then one is taken."""
+        return self._since_plain >= PLAIN_EVERY and not any(proposals)
 
     def _free(self, request: Request, most: int, load: Load) -> Wishes:
         """Drafters without weights that have paid lately, or were not asked for long enough."""
@@ -292,9 +314,20 @@ class AdaptivePolicy:
         out = [tree.select(f.tree, sorted(own)) for f, own in zip(found, kept, strict=True)]
         for request, own, chosen in zip(requests, proposals, out, strict=True):
             self._note_pace(request, own, chosen)
+        self._book(proposals, out)
         if self._hoped:
             self._compare(requests, found, kept)
         return out
+
+    def _book(self, proposals: Sequence[Proposals], chosen: Sequence[Tree]) -> None:
+        for own in proposals:
+            for name, draft in own.items():
+                self.books.setdefault(name, Book()).proposed += len(draft)
+        for name in {name for own in proposals for name in own}:
+            self.books[name].asked += 1
+        for t in chosen:
+            for name in t.origins or ():
+                self.books[name].verified += 1
 
     def _compare(self, requests: Sequence[Request], found: Sequence[Found], kept: Sequence[list[int]]) -> None:
         """Book what drafters were asked for against what their drafts promise."""
@@ -310,7 +343,7 @@ class AdaptivePolicy:
         """How many nodes, likeliest first, are worth most after what their rows cost."""
         tokens = np.concatenate([[0.0], np.cumsum(chances)])
         seconds = self.costs.span(company + load.num_prefill_tokens, len(tokens), load.context)
-        worth = tokens - self.rate(company, load.context) * (seconds - seconds[0])
+        worth = tokens - ROW_MARGIN * self.rate(company, load.context) * (seconds - seconds[0])
         best = int(worth.argmax())
         return best if worth[best] > LEAST else 0
 
@@ -355,6 +388,34 @@ class AdaptivePolicy:
         self._around[bool(times.errands)].add(max(0.0, times.period - times.target - drafting))
         plain = self.plain_seconds(len(requests), times.reach / max(1, times.num_tokens))
         self.yields.add(times.produced, len(requests) * times.period / plain)
+        is_plain = times.num_tokens == len(requests)
+        self.plain_steps += is_plain
+        self._since_plain = 0 if is_plain else self._since_plain + 1
+        self._last = len(requests), times.reach / max(1, times.num_tokens)
+        self._shares = [0.99 * a + b for a, b in zip(self._shares, (times.policy, times.period), strict=True)]
+
+    # ------------------------------------------------------------------ why
+    def explain(self) -> Explanation:
+        company, context = self._last
+        rate, (deciding, whole) = self.rate(company, context), self._shares
+        row = self.costs.of(company + 1, context) - self.costs.of(company, context)
+        return Explanation(
+            policy="adaptive",
+            speedup_estimate=self.yields.gain,
+            plain_steps=self.plain_steps,
+            running=company,
+            tokens_per_second=self.yields.gain * company / self.plain_seconds(company, context),
+            plain_milliseconds=1e3 * self.plain_seconds(company, context),
+            row_milliseconds=1e3 * row,
+            break_even=max(0.0, rate * row),
+            deciding=deciding / whole if whole else 0.0,
+            drafters={name: self._tried(name, book, rate, row, company) for name, book in self.books.items()},
+        )
+
+    def _tried(self, name: str, book: Book, rate: float, row: float, company: int) -> Tried:
+        own = self.errands.of(name, 1, company) / company
+        right = self.beliefs.first(name)
+        return Tried(book.asked, book.proposed, book.verified, right, 1e3 * own, max(0.0, rate * (row + own)))
 
     def release(self, request: Request) -> None:
         for name in self.choices(request):

@@ -144,6 +144,10 @@ class Beliefs:
         left = own.left(self.step)
         return (own.right * left + TRUST * general) / (own.tried * left + TRUST)
 
+    def first(self, name: str) -> float | None:
+        """The chance of this drafter's first token, for anybody; None: it was never heard."""
+        return self._chance("", (name, FIRST, 1)) if (name, FIRST, 1) in self._all else None
+
     def is_tried(self, name: str, depth: int) -> bool:
         """Is it known how good this drafter is so deep?"""
         known = self._all.get((name, FIRST, min(depth, DEEPER)))

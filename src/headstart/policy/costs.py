@@ -21,10 +21,11 @@ if TYPE_CHECKING:
 ROWS = (1, 2, 4, 8, 16, 32, 64, 3, 5, 6, 7, 9, 10, 12, 24, 48, 13, 17, 20, 28, 40)  # in the order of measuring
 CONTEXT, FAR = 128, 1024  # tokens behind which rows are measured; and once more, for what context costs
 FAR_ROWS = 8
-FOLLOW, SHIFT = 0.3, 0.05  # how far one step moves its own number of rows, and all of them
+FOLLOW, SHIFT = 0.08, 0.25  # how far one step moves its own number of rows, and all of them: a machine is slow for all
 NEAR = FOLLOW * 0.6 ** np.abs(np.arange(-6, 7))  # and those around its own
 MOST = 1024  # rows that are told apart
 WILD = 3.0  # a step that took so many times what was expected tells nothing: somebody else used the machine
+ALIKE = 1.25  # times of today and of before that differ by no more than this, one like the other, are the same curve
 RECENT = 0.95  # what is left of a drafter's past, after one more errand
 
 
@@ -65,6 +66,10 @@ class Costs:
             low, high = max(0, rows - side), min(MOST, rows + side)
             self._table[low : high + 1] *= ratio ** NEAR[low - rows + side : high - rows + side + 1]
             self._scale *= ratio**SHIFT
+
+    def scale(self, factor: float) -> None:
+        """The whole machine is so many times as slow."""
+        self._scale *= factor
 
     def to_dict(self) -> dict[str, Any]:
         """As a file keeps it."""
@@ -133,6 +138,20 @@ class Errands:
         if errand.levels:
             self.work.setdefault(errand.name, Work()).add(errand.levels, errand.rows, errand.seconds)
 
+    def to_dict(self) -> dict[str, Any]:
+        return {n: {"seconds_by_level": w.level, "seconds_by_row": w.row} for n, w in self.work.items()}
+
+    @staticmethod
+    def from_dict(kept: Mapping[str, Any]) -> Errands:
+        """What they took before, until they are seen at work again."""
+        out = Errands()
+        for name, own in kept.items():
+            level, row = float(own["seconds_by_level"]), float(own["seconds_by_row"])
+            if not (0 <= level < 1e3 and 0 <= row < 1e3):
+                raise ValueError("no seconds")
+            out.work[name] = Work(level, row)
+        return out
+
     def of(self, name: str, levels: int, rows: int) -> float:
         return self.work[name].of(levels, rows) if name in self.work else 0.0
 
@@ -168,6 +187,20 @@ def measure_context(runner: Runner, num_slots: int, costs: Costs) -> None:
         costs.reach = max(0.0, min(_seconds(runner, slots, FAR_ROWS) for _ in range(3)) - near)
         costs.reach /= FAR_ROWS * (far - CONTEXT)
         runner.keep(slots, 0)
+
+
+def is_still_so(runner: Runner, costs: Costs, num_slots: int) -> bool:
+    """Are forwards of one and of some rows about as fast as these costs say? They take on the machine's speed of today."""
+    slots = np.arange(CONTEXT + FAR_ROWS)
+    if num_slots < len(slots):
+        return False
+    with runner.at_work():
+        _read(runner, slots[:CONTEXT])
+        found = [(n, min(_seconds(runner, slots[: CONTEXT + n], n) for _ in range(3))) for n in (1, FAR_ROWS)]
+        runner.keep(slots, 0)
+    ratios = [seconds / costs.of(n, CONTEXT) for n, seconds in found]
+    costs.scale(float(np.mean(ratios)))
+    return max(ratios) < ALIKE * min(ratios) and 1 / ALIKE**2 < ratios[0] < ALIKE**2
 
 
 def _read(runner: Runner, slots: np.ndarray) -> None:

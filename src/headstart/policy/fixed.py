@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from headstart.config import SpeculativeConfig
 from headstart.core import Request, Tree, Verdict
 from headstart.policy import Choices, Load, Proposals, StepTimes, Wish, Wishes
+from headstart.policy.explain import Explanation
 
 
 class FixedPolicy:
@@ -55,3 +56,10 @@ class FixedPolicy:
 
     def release(self, request: Request) -> None:
         """Nothing is kept."""
+
+    def explain(self) -> Explanation:
+        return Explanation("a schedule" if self.config.batch_size_schedule else "fixed")
+
+    def plain_seconds(self, company: int, context: float = 0.0) -> float:
+        """Nobody has measured."""
+        return 0.0

@@ -93,6 +93,7 @@ def writer(options: Options, seqs: int) -> LLM:
     where = pick_device(options.device)
     return LLM(
         options.target,
+        speculative=None,
         device=options.device,
         dtype=options.dtype,
         max_num_seqs=seqs,
