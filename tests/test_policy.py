@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,14 +15,15 @@ from hypothesis import strategies as st
 
 from headstart import tree
 from headstart.config import SpeculativeConfig, parse_speculative
-from headstart.core import Draft, Request, SamplingParams, Tree, View
+from headstart.core import Draft, Request, RequestSpeculation, SamplingParams, Tree, View
 from headstart.drafters import WEIGHTLESS, Drafter, register
 from headstart.errors import ConfigError
 from headstart.policy import Errand, Load, StepTimes, Wish
-from headstart.policy.adaptive import LEAST, PROBES, ROW_MARGIN, AdaptivePolicy
+from headstart.policy.adaptive import LEAST, PLAIN_EVERY, PROBES, ROW_MARGIN, SCOUTS, AdaptivePolicy
 from headstart.policy.beliefs import FIRST, Beliefs, Claim
-from headstart.policy.costs import MOST, Costs, measure
+from headstart.policy.costs import MOST, Costs, Errands, is_still_so, measure
 from headstart.policy.fixed import FixedPolicy
+from headstart.policy.store import Store
 from tests import harness, tiny
 
 ALONE = Load(1, 0, 0)
@@ -334,6 +337,86 @@ def test_state_goes_with_the_request():
     assert not policy._paces and not policy.beliefs._own
 
 
+def test_heads_read_along_only_where_that_is_worth_it():
+    points, level = {1: 0.010, 64: 0.0101}, {"eagle3": 0.003}
+    policy = adaptive(points, "eagle3")
+    assert policy.enlist(a_request(), ALONE), "nothing is known of it yet"
+    World(points, {"eagle3": 0.1}, level, 8).run(policy, 200)
+    came = [policy.enlist(a_request(name=str(i)), Load(8, 0, 0)) for i in range(64)]
+    assert sum(came) == 64 // SCOUTS
+    World(points, {"eagle3": 0.9}, level, 8).run(policy, 400)
+    assert all(policy.enlist(a_request(name=str(i)), Load(8, 0, 0)) for i in range(16))
+
+
+def test_a_plain_step_now_and_then_tells_what_drafts_bring():
+    points = {1: 0.010, 64: 0.0105}
+    policy = adaptive(points, "ngram")
+    World(points, {"ngram": 0.95}, {"ngram": 1e-5}).run(policy, 1000)
+    assert policy.plain_steps >= 1000 // (PLAIN_EVERY + 1)
+    said = policy.explain()
+    assert said.speedup_estimate == pytest.approx(policy.yields.gain) and said.speedup_estimate > 3
+    assert said.plain_milliseconds == pytest.approx(10, rel=0.1) and 0 <= said.break_even < 0.1
+    assert said.drafters["ngram"].right == pytest.approx(0.95, abs=0.05)
+    assert said.drafters["ngram"].verified <= said.drafters["ngram"].proposed
+    assert "ngram pays now" in " ".join(said.sentences())
+    assert json.loads(json.dumps(said.to_dict()))["drafters"]["ngram"]["asked"] > 900
+
+
+def test_a_fixed_policy_says_that_it_measures_nothing():
+    said = FixedPolicy(SpeculativeConfig("ngram"), lambda r: ("ngram",)).explain()
+    assert said.speedup_estimate is None and "measures nothing" in said.sentences()[0]
+
+
+def test_drafters_work_is_told_by_levels_and_rows():
+    errands = Errands()
+    for levels in (1, 2, 4) * 5:
+        for requests in (1, 8):
+            seconds = 0.002 * levels + 0.0005 * levels * requests
+            errands.learn(Errand("x", requests, levels, levels * requests, seconds))
+    assert errands.of("x", 3, 12) == pytest.approx(0.012, rel=0.1)
+    before = errands.of("x", 1, 1)
+    errands.learn(Errand("x", 1, 1, 1, 5.0))  # it read a long text first
+    assert errands.of("x", 1, 1) == before
+    assert errands.of("unknown", 3, 3) == 0
+
+
+# ------------------------------------------------------------------ on disk
+def test_what_was_measured_is_kept_and_found_again(tmp_path: Path):
+    policy, other = adaptive({1: 0.010, 8: 0.020, 64: 0.1}), adaptive(FREE_ROWS)
+    policy.costs.reach = 1e-6
+    policy.errands.learn(Errand("eagle3", 1, 2, 2, 0.004))
+    store = Store(tmp_path / "costs", {"model": "m", "device": "d"})
+    assert not store.load(other), "nothing is there yet"
+    store.save(policy)
+    assert store.load(other)
+    assert other.costs.span(1, 64, 100).tolist() == pytest.approx(policy.costs.span(1, 64, 100).tolist(), rel=1e-6)
+    assert other.errands.of("eagle3", 2, 2) == pytest.approx(policy.errands.of("eagle3", 2, 2))
+    assert not Store(tmp_path / "costs", {"model": "m", "device": "another"}).load(other)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "{}", '{"seconds_by_rows": {"1": -1}, "seconds_by_row_and_context": 0}']
+)
+def test_a_file_that_cannot_be_read_is_measured_anew(text: str, tmp_path: Path):
+    store, policy = Store(tmp_path, {"model": "m"}), adaptive(FREE_ROWS)
+    store.path.write_text(text)
+    before = policy.costs
+    assert not store.load(policy) and policy.costs is before
+
+
+def test_a_folder_that_cannot_be_written_to_is_no_reason_to_stop(tmp_path: Path):
+    (tmp_path / "file").write_text("")
+    Store(tmp_path / "file" / "costs", {}).save(adaptive(FREE_ROWS))
+
+
+def test_costs_of_before_are_believed_where_they_still_hold():
+    runner = harness.engine(tiny.model("llama"), {"method": "ngram"}).runner
+    real = measure(runner, 12)
+    slower = Costs({1: 100 * real.of(1), 8: 100 * real.of(8)})
+    assert not is_still_so(runner, slower, 1000)
+    assert not is_still_so(runner, real, 10), "too few slots to see"
+
+
 # ------------------------------------------------------------------ in the engine
 @register("test-always-wrong")
 class AlwaysWrong(Drafter):
@@ -357,6 +440,42 @@ def test_the_text_is_that_of_plain_decoding(method: str, temperature: float, poi
         texts.append(harness.run(engine, asked))
         engine.check_integrity()
     assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("points", [FREE_ROWS, DEAR_ROWS])
+def test_auto_with_a_head_gives_the_text_of_plain_decoding(temperature: float, points: dict[int, float]):
+    """Several drafters in one tree, requests that come and go, some of them not followed by the head."""
+    model, prompts, texts = tiny.model(), tiny.prompts(5), []
+    for speculative in (None, {"method": "auto"}):
+        head = tiny.eagle(model.config, (0, 1, 2), head_dim=32) if speculative else None
+        e = harness.engine(model, speculative, head=head)
+        if speculative:
+            assert e.drafting.auto == ("ngram", "suffix", "eagle3") and isinstance(e.policy, AdaptivePolicy)
+            e.policy.costs = Costs(points)
+        asked = [harness.request(p, max_tokens=40, temperature=temperature, seed=i) for i, p in enumerate(prompts)]
+        if speculative:
+            asked[4].speculation = RequestSpeculation(method="ngram")
+        texts.append(harness.run(e, asked, 2))
+        e.check_integrity()
+        if speculative and points is FREE_ROWS:
+            assert sum(r.stats.drafted for r in asked) > 0
+            assert set(asked[4].stats.by_drafter) <= {"ngram"}
+            assert all(r.stats.speedup_estimate is not None for r in asked)
+    assert texts[0] == texts[1]
+
+
+def test_under_rejection_auto_keeps_to_one_drafter_for_each_draft():
+    model = tiny.model()
+    e = harness.engine(
+        model, {"method": "auto", "verification": "rejection"}, head=tiny.eagle(model.config, (0, 1, 2), head_dim=32)
+    )
+    e.policy.costs = Costs(FREE_ROWS)
+    seen: list[set[str]] = []
+    choose = e.policy.choose
+    e.policy.choose = lambda *a: (out := choose(*a), seen.extend(set(t.origins or ()) for t in out))[0]
+    harness.run(e, [harness.request(p, max_tokens=30, temperature=1.0) for p in tiny.prompts(3)])
+    assert any(seen) and all(len(own) <= 1 for own in seen if "eagle3" in own)
 
 
 def test_a_policy_is_chosen_by_name_and_a_slip_is_said():

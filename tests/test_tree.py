@@ -130,3 +130,50 @@ def test_the_best_nodes_form_a_tree_of_the_highest_value(tree: Tree, budget: int
     assert len(keep) == min(budget, len(tree))
     assert all(tree.parents[i] in (-1, *keep) for i in keep)
     assert sum(values[i] for i in keep) == pytest.approx(sum(sorted(values, reverse=True)[:budget]))
+
+
+def paths(tree: Tree) -> set[tuple[int, ...]]:
+    return {tuple(tree.tokens[i] for i in trees.path(tree.parents, n)) for n in range(len(tree))}
+
+
+def falling(tree: Tree, factors: list[float]) -> list[float]:
+    out: list[float] = []
+    for i, p in enumerate(tree.parents):
+        out.append(factors[i % len(factors)] * (out[p] if p >= 0 else 1.0))
+    return out
+
+
+@given(
+    st.lists(any_tree(8), min_size=1, max_size=3),
+    st.lists(st.floats(0.1, 1.0), min_size=1, max_size=5),
+    st.floats(0, 0.6),
+)
+def test_a_merged_tree_has_every_path_that_is_worth_enough_once(parts: list[Tree], factors: list[float], least: float):
+    for i, part in enumerate(parts):
+        part.origins = [f"d{i}"] * len(part)
+    valued = [(part, falling(part, factors)) for part in parts]
+    whole, values = trees.merge(valued, least)
+    assert trees.check(whole, 10) is None and len(values) == len(whole) == len(whole.origins or ())
+    wanted: dict[tuple[int, ...], tuple[float, str]] = {}
+    for part, own in valued:
+        for n in range(len(part)):
+            key = tuple(part.tokens[i] for i in trees.path(part.parents, n))
+            if own[n] >= least and own[n] > wanted.get(key, (-1.0, ""))[0]:
+                wanted[key] = own[n], (part.origins or [])[n]
+    assert paths(whole) == set(wanted)
+    if len(parts) > 1:
+        assert len(whole) == len(wanted)
+        for n, value in enumerate(values):
+            key = tuple(whole.tokens[i] for i in trees.path(whole.parents, n))
+            assert value == wanted[key][0]
+    assert all(values[n] <= values[p] for n, p in enumerate(whole.parents) if p >= 0)
+
+
+@given(any_tree(), st.lists(st.integers(0, 9), max_size=6))
+def test_following_a_text_is_the_longest_path_that_agrees(tree: Tree, text: list[int]):
+    nodes = trees.follow(tree, text)
+    assert [tree.tokens[n] for n in nodes] == text[: len(nodes)]
+    assert all(tree.parents[n] == p for n, p in zip(nodes, [-1, *nodes], strict=False))
+    last = nodes[-1] if nodes else -1
+    below = [tree.tokens[c] for c in trees.children(tree.parents).get(last, [])]
+    assert len(nodes) == len(text) or text[len(nodes)] not in below
