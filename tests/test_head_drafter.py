@@ -414,6 +414,32 @@ def test_a_head_of_another_kind_and_none_at_all(folders) -> None:
         LLM(str(model), speculative={"method": "eagle3"})
 
 
+def test_auto_finds_a_head_that_is_named_or_lies_ready(folders, tmp_path, monkeypatch) -> None:
+    from headstart import LLM, SamplingParams
+    from headstart.models.heads.at_hand import find_head, is_head
+
+    model, head = folders
+    monkeypatch.setenv("HEADSTART_CACHE", str(tmp_path))
+    params = SamplingParams(temperature=0, max_tokens=12)
+    with LLM(str(model), speculative=None) as plain:
+        wanted = plain.generate("a b c d", params)[0].token_ids
+    assert is_head(head) and not is_head(model) and not is_head(None) and not is_head("no such folder")
+    for given, found in (({}, False), ({"model": str(head)}, True), ({"model": str(model)}, False)):
+        with LLM(str(model), speculative={"method": "auto", **given}) as llm:
+            assert llm.generate("a b c d", params)[0].token_ids == wanted
+            assert ("eagle3" in llm.engine.drafting.drafters) == found
+            assert ("draft_model" in llm.engine.drafting.drafters) == (given.get("model") == str(model))
+    assert find_head(str(model)) is None
+    (tmp_path / "heads").mkdir()
+    (tmp_path / "heads" / "mine").symlink_to(head)
+    assert find_head(str(model)) == tmp_path / "heads" / "mine"
+    with LLM(str(model)) as llm:
+        assert llm.generate("a b c d", params)[0].token_ids == wanted
+        assert tuple(llm.engine.drafting.drafters) == ("ngram", "suffix", "eagle3")
+        assert llm.explain().speedup_estimate is not None
+    assert list((tmp_path / "costs").glob("*.json")), "what was measured is kept"
+
+
 def test_the_built_in_model_has_a_head_of_its_own() -> None:
     from headstart.models.builtin import head_of
     from headstart.models.heads.load import TargetFacts, load_head
