@@ -137,6 +137,22 @@ def point(
     return {name: _summary(runs[name], runs["plain"]) for name in names}
 
 
+def shifts(
+    llms: dict[str, LLM], prompts: dict[str, list[Prompt]], load: int, args: argparse.Namespace
+) -> dict[str, Any]:
+    """Code, then prose, then code again: what each way makes of a kind once 50 steps of it are over."""
+    found: dict[str, dict[str, list[float]]] = {}
+    for turn in range(args.rounds):
+        for phase, kind in enumerate((CODE, "writing", CODE)):
+            for name, llm in llms.items():
+                llm.engine.scheduler.max_num_seqs = load
+                start = (3 * turn + phase) * 2 * load
+                answer(llm, take(prompts, kind, load, start), 50)
+                speed = answer(llm, take(prompts, kind, max(load, args.least), start + load), args.tokens)["speed"]
+                found.setdefault(f"{phase + 1}: {kind}", {}).setdefault(name, []).append(speed)
+    return {phase: {name: statistics.median(s) for name, s in own.items()} for phase, own in found.items()}
+
+
 def _summary(runs: list[dict[str, Any]], plain: list[dict[str, Any]]) -> dict[str, Any]:
     texts = [(a, b) for r, p in zip(runs, plain, strict=True) for a, b in zip(r["texts"], p["texts"], strict=True)]
     times = {n: sum(r["times"][n] for r in runs) for n in runs[0]["times"]}
@@ -169,6 +185,8 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         for name, llm in llms.items():
             answer(llm, take(prompts, MIXED, 4, 0), 8)  # whatever is prepared on first use
             console.print(f"{name}: ready")
+        if args.shifts:
+            return {"shifts": {str(number): shifts(llms, prompts, number, args) for number in args.loads}}
         for number in track(args.loads, description="Measuring", console=console):
             for kind in [MIXED, *prompts] if not args.kinds else args.kinds:
                 found = point(llms, prompts, kind, number, args)
@@ -188,6 +206,9 @@ def _spec(name: str, args: argparse.Namespace) -> dict[str, Any]:
 # ------------------------------------------------------------------ showing
 def tables(kept: dict[str, Any]) -> Iterator[tuple[str, report.Rows]]:
     results = kept["results"]
+    if "shifts" in results:
+        yield from _shift_tables(results["shifts"])
+        return
     ways = list(next(iter(results.values()))[MIXED]) if MIXED in next(iter(results.values())) else []
     if ways:
         head = ["at once", "plain, tokens/s", *ways[1:], "auto over the best fixed"]
@@ -204,6 +225,16 @@ def tables(kept: dict[str, Any]) -> Iterator[tuple[str, report.Rows]]:
     yield "`auto` over plain decoding, by kind of prompts", [["at once", *names], *rows]
     shares = [[n, *(f"{100 * own[k]['auto']['policy share']:.2f}%" for k in own)] for n, own in results.items()]
     yield "Share of the time that deciding takes", [["at once", *next(iter(results.values()))], *shares]
+
+
+def _shift_tables(found: dict[str, Any]) -> Iterator[tuple[str, report.Rows]]:
+    for number, phases in found.items():
+        names = list(next(iter(phases.values())))
+        rows = [["phase", *names, "auto over the best fixed"]]
+        for phase, own in phases.items():
+            best = max(speed for name, speed in own.items() if name != "auto")
+            rows.append([phase, *(f"{own[n]:.1f}" for n in names), f"{own['auto'] / best:.2f}"])
+        yield f"Tokens per second behind a shift of traffic, {number} at once", rows
 
 
 def provenance(args: argparse.Namespace) -> dict[str, Any]:
@@ -230,6 +261,7 @@ def main() -> None:
     parser.add_argument("--loads", type=lambda s: [int(x) for x in s.split(",")], default=[1, 2, 4, 8, 16, 32, 64])
     parser.add_argument("--ways", type=lambda s: [w.strip() for w in s.split(",") if w.strip()], default=[])
     parser.add_argument("--kinds", type=lambda s: s.split(","), help="only these, such as mixed,code")
+    parser.add_argument("--shifts", action="store_true", help="code, prose, code instead of single kinds")
     parser.add_argument("--tokens", type=int, default=48, help="of each answer")
     parser.add_argument("--least", type=int, default=7, help="prompts of a point, where fewer run at once")
     parser.add_argument("--rounds", type=int, default=2)
@@ -240,7 +272,10 @@ def main() -> None:
     args = parser.parse_args()
     if args.show:
         return report.print_kept(args.show, tables)
-    report.show(console, tables({"results": run(args)}))
+    result = {"provenance": provenance(args), "results": run(args)}
+    if args.out:
+        report.keep(args.out, result)
+    report.show(console, tables(result))
 
 
 if __name__ == "__main__":
