@@ -217,9 +217,9 @@ def synthesise(seed: int, tick: float = 0.02, drafters: Iterable[str] = ("ngram"
 def _load(rng: random.Random, load: str) -> list[tuple[float, int, int]]:
     """(arrival in ticks, prompt, output) of each request."""
     if load == "single":
-        return [(0.0, rng.randint(20, 2000), rng.randint(LEAST_TOKENS, 2000))]
+        return [(0.0, rng.randint(20, 2000), rng.randint(LEAST_TOKENS, 2 * LEAST_TOKENS))]
     usual = rng.randint(15, 60) if load == "short" else rng.randint(60, 300)
-    count = max(rng.randint(6, 40), LEAST_TOKENS // usual)
+    count = rng.randint(LEAST_TOKENS, 3 * LEAST_TOKENS) // usual + 1
     gap = usual * rng.uniform(0.05, 1.5)  # below `usual`, requests overlap
     at, out = 0.0, []
     for i in range(count):

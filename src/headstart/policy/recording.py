@@ -77,9 +77,9 @@ def _seen(request: Request, drafts: dict[tuple[int, str], Tree]) -> dict[str, tu
 
 def _right(draft: Tree, text: Sequence[int]) -> tuple[bool, ...]:
     """Depth by depth up to the first that was wrong, or to the end of the draft or the text."""
-    met = len(tree.follow(draft, text))
-    wrong = met < min(len(text), max(tree.depths(draft.parents)))
-    return (True,) * met + (False,) * wrong
+    met = tree.follow(draft, text)
+    wrong = len(met) < len(text) and (met[-1] if met else -1) in draft.parents
+    return (True,) * len(met) + (False,) * wrong
 
 
 def _confidence(draft: Tree) -> tuple[float, ...]:
