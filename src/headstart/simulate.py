@@ -1,7 +1,7 @@
 """Traffic against policies without a model: the engine's step on a clock that only counts.
 
-What a forward and a drafter take is given (`Machine`), and what drafters would have said is in the trace, so that every policy is
-asked the same and hears the same. Drafters without weights are run for real where the tokens are known.
+What a forward and a drafter take is given (`Machine`), and what drafters would have said is in the trace, so that every policy
+hears the same answers. Drafters without weights are run for real where the tokens are known.
 """
 
 from __future__ import annotations
@@ -190,8 +190,6 @@ class Setting:
     noise: float = 0.0
 
 
-
-
 @dataclass(frozen=True)
 class Entrant:
     """A policy by its name: none, adaptive, adaptive:NAME+NAME, or fixed:NAME:TOKENS."""
@@ -249,7 +247,8 @@ class Outcome:
     latency: float = 0.0  # seconds from a request's arrival to its end, on average
     times: dict[str, float] = field(default_factory=lambda: {"draft": 0.0, "target": 0.0, "around": 0.0})
     asked: dict[str, int] = field(default_factory=dict)  # how often each drafter was asked
-    ratio: float = 1.0  # how many times shorter requests take than with plain decoding
+    ratio: float = 1.0  # how many times shorter requests take than with plain decoding,
+    busy: float = 1.0  # and how many times shorter there is work; requests that end sooner overlap less
 
     @property
     def tokens_per_second(self) -> float:
@@ -261,8 +260,7 @@ class Outcome:
         return 1 - self.accepted / self.drafted if self.drafted else 0.0
 
     def to_dict(self) -> dict[str, Any]:
-        own = {k: v for k, v in vars(self).items()}
-        return own | {"tokens_per_second": self.tokens_per_second, "wasted": self.wasted}
+        return vars(self) | {"tokens_per_second": self.tokens_per_second, "wasted": self.wasted}
 
 
 class Replay:
@@ -470,8 +468,10 @@ def compare(trace: Trace, entrants: Sequence[Entrant], machine: Machine, setting
     plain = Replay(trace, answers, Entrant.parse("none"), machine, setting).run()
     out = [plain]
     for entrant in entrants:
-        own = Replay(trace, answers, entrant, machine, setting).run() if entrant.name != "none" else plain
-        own.ratio = plain.latency / own.latency
+        if entrant.name == "none":
+            continue
+        own = Replay(trace, answers, entrant, machine, setting).run()
+        own.ratio, own.busy = plain.latency / own.latency, plain.seconds / own.seconds
         out.append(own)
     return out
 
