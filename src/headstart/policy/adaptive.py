@@ -135,10 +135,14 @@ class AdaptivePolicy:
         """Tokens per second at which this engine works now."""
         return max(1.0, self.yields.gain) * company / self.plain_seconds(company, context)
 
+    def _rate(self, company: int, load: Load) -> float:
+        """What a second is worth in this step: it is taken from all that run, those too that still read their prompts."""
+        return self.rate(max(company, load.num_running), load.context)
+
     def _price(self, company: int, load: Load) -> float:
         """The chance below which no node is worth a row, however many others come with it."""
         seconds = self.costs.span(company + load.num_prefill_tokens, 1 + REACH, load.context)
-        return self.rate(company, load.context) * float(((seconds[1:] - seconds[0]) / COUNTS).min())
+        return self._rate(company, load) * float(((seconds[1:] - seconds[0]) / COUNTS).min())
 
     # ------------------------------------------------------------------ whom to ask
     def ask(self, requests: Sequence[Request], proposals: Sequence[Proposals], load: Load) -> list[Wishes]:
@@ -208,7 +212,7 @@ class AdaptivePolicy:
         order = np.argsort(-more.sum(1))
         tokens = more[order].cumsum(0).cumsum(1)  # (members, depth)
         count, depth = np.arange(1, len(members) + 1)[:, None], np.arange(1, self._deepest + 1)[None, :]
-        rate = self.rate(len(requests), load.context)
+        rate = self._rate(len(requests), load)
         company = len(requests) + load.num_prefill_tokens
         rows = self.costs.at(company + count * depth, load.context) - self.costs.of(company, load.context)
         dear = np.maximum(0.0, rate * rows - self._least * count * depth)  # rows that cost more than the cheapest ones
@@ -281,7 +285,7 @@ class AdaptivePolicy:
         """How many nodes, likeliest first, are worth most after what their rows cost."""
         tokens = np.concatenate([[0.0], np.cumsum(chances)])
         seconds = self.costs.span(company + load.num_prefill_tokens, len(tokens), load.context)
-        worth = tokens - self.rate(company, load.context) * (seconds - seconds[0])
+        worth = tokens - self._rate(company, load) * (seconds - seconds[0])
         best = int(worth.argmax())
         return best if worth[best] > LEAST else 0
 
