@@ -9,6 +9,7 @@ from __future__ import annotations
 import bisect
 import json
 import random
+import statistics
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -219,7 +220,7 @@ class Entrant:
         if not self.adaptive:
             return FixedPolicy(config, choices)
         policy = AdaptivePolicy(config, choices)
-        policy.costs = Costs({n: noise(machine.costs.of(n)) for n in ROWS}, machine.costs.reach)  # as measured at load
+        policy.costs = Costs({n: _median(noise, machine.costs.of(n)) for n in ROWS}, machine.costs.reach)
         return policy
 
 
@@ -231,6 +232,11 @@ class Noise:
 
     def __call__(self, seconds: float) -> float:
         return seconds * self._rng.lognormvariate(0.0, self._share) if self._share else seconds
+
+
+def _median(noise: Noise, seconds: float) -> float:
+    """As costs are measured at load."""
+    return statistics.median(noise(seconds) for _ in range(3))
 
 
 # ------------------------------------------------------------------ one replay
