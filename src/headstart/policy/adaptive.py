@@ -151,21 +151,28 @@ class AdaptivePolicy:
         most = self.fixed.most(requests, load)
         if not any(proposals):
             self._claimed, self._hoped, self._least = {}, {}, self._price(len(requests), load)
-            wishes = [self._free(r, n, load) if n else {} for r, n in zip(requests, most, strict=True)]
+            due = {name for name in WEIGHTLESS if self._is_due(name, requests, load)}
+            wishes = [self._free(r, n, load, due) if n else {} for r, n in zip(requests, most, strict=True)]
             if any(wishes):
                 return wishes
         return self._dear(requests, proposals, most, load) or [{} for _ in requests]
 
-    def _free(self, request: Request, most: int, load: Load) -> Wishes:
-        """Drafters without weights that have paid lately, or were not asked for long enough."""
-        nodes, company = min(most, load.room), max(1, load.num_running)
+    def _is_due(self, name: str, requests: Sequence[Request], load: Load) -> bool:
+        """Has one of those that a drafter has not paid for waited long enough? Then all are asked for: together they cost less."""
+        least = self._interval(name, 1, max(1, load.num_running), load)
+        paces = (self._paces.get((r.id, name)) for r in requests)
+        return any(pace is not None and pace.quiet >= QUIET and pace.asked + 1 >= least for pace in paces)
+
+    def _free(self, request: Request, most: int, load: Load, due: set[str]) -> Wishes:
+        """Drafters without weights that have paid lately, or are to be asked again."""
+        nodes = min(most, load.room)
         wishes: Wishes = {}
         for name in self.choices(request) if nodes > 0 else ():
             if name in WEIGHTLESS:
                 pace = self._paces.get((request.id, name))
                 if pace is None or pace.quiet < QUIET:
                     wishes[name] = Wish(nodes, nodes)
-                elif pace.asked + 1 >= self._interval(name, 1, company, load):
+                elif name in due:
                     wishes[name] = Wish(min(nodes, PROBE_DEPTH), min(nodes, PROBE_DEPTH))
         return wishes
 
