@@ -142,7 +142,7 @@ class AdaptivePolicy:
     def _price(self, company: int, load: Load) -> float:
         """The chance below which no node is worth a row, however many others come with it."""
         seconds = self.costs.span(company + load.num_prefill_tokens, 1 + REACH, load.context)
-        return self._rate(company, load) * float(((seconds[1:] - seconds[0]) / COUNTS).min())
+        return max(0.0, self._rate(company, load) * float(((seconds[1:] - seconds[0]) / COUNTS).min()))
 
     # ------------------------------------------------------------------ whom to ask
     def ask(self, requests: Sequence[Request], proposals: Sequence[Proposals], load: Load) -> list[Wishes]:
