@@ -39,8 +39,8 @@ def simulate(
 ) -> None:
     """Replay traffic against policies without a model, and compare them with plain decoding of the same traffic.
 
-    The ratio to plain decoding is the larger of two: how many times shorter requests take from arrival to end, as a mean, and how
-    many times shorter the engine is at work. Below 0.98, a trace loses more than 2%.
+    The ratio to plain decoding is the larger of two: how many times shorter requests take from arrival to end, as a mean, and
+    how many times shorter the engine is at work. Below 0.98, a trace loses more than 2%.
 
     Example: `headstart simulate --synthetic 1000`, or
     `headstart simulate --trace traffic.jsonl --costs gpu --policy adaptive,fixed:ngram:3`

@@ -158,7 +158,7 @@ class AdaptivePolicy:
         return self._dear(requests, proposals, most, load) or [{} for _ in requests]
 
     def _is_due(self, name: str, requests: Sequence[Request], load: Load) -> bool:
-        """Has one of those that a drafter has not paid for waited long enough? Then all are asked for: together they cost less."""
+        """Has one of those that a drafter has not paid for waited long enough? Then it is asked for all: that costs less."""
         least = self._interval(name, 1, max(1, load.num_running), load)
         paces = (self._paces.get((r.id, name)) for r in requests)
         return any(pace is not None and pace.quiet >= QUIET and pace.asked + 1 >= least for pace in paces)
