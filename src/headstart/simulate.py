@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from headstart import tree
-from headstart.config import SpeculativeConfig
+from headstart.config import HEADS, SpeculativeConfig
 from headstart.core import Request, RequestView, SamplingParams, Tree, Verdict, View
 from headstart.drafters import WEIGHTLESS, Drafter, Surroundings, build
 from headstart.errors import BadInput
@@ -309,7 +309,15 @@ class Replay:
             params = SamplingParams(temperature=0.0, max_tokens=answers.source.output)
             request = Request(answers.prompt, params, 0, id=str(number))
             self._answers[request.id], self._chosen[request.id] = answers, answers.choices(self._names)
+            self._enlist(request)
             self.waiting.append(request)
+
+    def _enlist(self, request: Request) -> None:
+        """Heads read along only where the policy says so."""
+        company = min(len(self.running) + len(self.waiting) + 1, self.setting.max_num_seqs)
+        own = self._chosen[request.id]
+        if any(n in HEADS for n in own) and not self.policy.enlist(request, Load(company, 0, 0, len(request.prompt))):
+            self._chosen[request.id] = tuple(n for n in own if n not in HEADS)
 
     def _plan(self) -> Plan:
         plan, room = Plan(), self.setting.max_batch_tokens
@@ -497,15 +505,20 @@ class Summary:
     median: float
     worst: float
     best: float
-    losing: float  # share of traces that lose over 2%
+    losing: float  # share of traces that lose over 2%, in time to the end of a request and in work alike
+    losing_time: float  # in the first alone,
+    losing_work: float  # and in the second alone
     sooner: float  # the median for requests alone
     tokens_per_second: float
 
     @staticmethod
     def of(policy: str, outcomes: Sequence[Outcome]) -> Summary:
         ratios = [o.ratio for o in outcomes]
-        losing = sum(r < 0.98 for r in ratios) / len(ratios)
+        losing, time, work = (
+            sum(r < 0.98 for r in many) / len(ratios)
+            for many in (ratios, [o.sooner for o in outcomes], [o.less for o in outcomes])
+        )
         speed = sum(o.tokens for o in outcomes) / sum(o.seconds for o in outcomes)
         sooner = float(np.median([o.sooner for o in outcomes]))
         middle = float(np.median(ratios))
-        return Summary(policy, len(ratios), middle, min(ratios), max(ratios), losing, sooner, speed)
+        return Summary(policy, len(ratios), middle, min(ratios), max(ratios), losing, time, work, sooner, speed)

@@ -115,11 +115,12 @@ def _print(found: Sequence[Found]) -> None:
     from headstart.cli import show
 
     table = Table("costs", "policy", title="Times as fast as plain decoding", title_justify="left")
-    for heading in ("traces", "median", "worst", "best", "lose over 2%", "tokens/s"):
+    for heading in ("traces", "median", "worst", "best", "lose over 2%", "in time", "in work", "tokens/s"):
         table.add_column(heading, justify="right")
     for machine, s in _summaries(found):
         ratios = [f"{r:.3f}" for r in (s.median, s.worst, s.best)]
-        table.add_row(machine, s.policy, str(s.traces), *ratios, f"{s.losing:.1%}", f"{s.tokens_per_second:,.0f}")
+        losing = [f"{share:.1%}" for share in (s.losing, s.losing_time, s.losing_work)]
+        table.add_row(machine, s.policy, str(s.traces), *ratios, *losing, f"{s.tokens_per_second:,.0f}")
     console = show.out()
     console.print(table)
     losers = sorted((o.ratio, m.name, o.policy, t.seed, t.title) for m, t, own in found for o in own if o.ratio < 0.98)

@@ -13,6 +13,7 @@ from headstart import tree
 from headstart.core import PENDING, Request, Tree, Verdict
 from headstart.errors import BadInput
 from headstart.policy import Load, Policy, Proposals, StepTimes, Wishes
+from headstart.policy.explain import Explanation
 from headstart.traffic import Arrival, Seen, header, to_line
 
 
@@ -37,11 +38,20 @@ class Recording:
                 drafts |= {(len(request.tokens), name): draft for name, draft in own.items() if len(draft)}
         return self.policy.ask(requests, proposals, load)
 
+    def enlist(self, request: Request, load: Load) -> bool:
+        return self.policy.enlist(request, load)
+
     def choose(self, requests: Sequence[Request], proposals: Sequence[Proposals], load: Load) -> list[Tree]:
         return self.policy.choose(requests, proposals, load)
 
     def is_quiet(self, request: Request) -> bool:
         return self.policy.is_quiet(request)
+
+    def plain_seconds(self, company: int, context: float = 0.0) -> float:
+        return self.policy.plain_seconds(company, context)
+
+    def explain(self) -> Explanation:
+        return self.policy.explain()
 
     def learn(self, times: StepTimes, requests: Sequence[Request], verdicts: Sequence[Verdict]) -> None:
         self.policy.learn(times, requests, verdicts)
