@@ -75,7 +75,7 @@ def test_help_imports_nothing_heavy() -> None:
 
 def test_help_teaches() -> None:
     assert "headstart demo" in headstart("--help").output
-    for verb in ("generate", "chat", "demo", "models", "tree"):
+    for verb in ("generate", "chat", "demo", "models", "tree", "simulate"):
         assert "Example: headstart " in headstart(verb, "--help").output
     assert headstart("--version").output.startswith("headstart 0.")
 

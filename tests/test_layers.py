@@ -22,6 +22,7 @@ ORDER = [
     "noise",
     "threads",
     "progress",
+    "traffic",
     "sampling",
     "tree",
     "tally",
@@ -33,6 +34,7 @@ ORDER = [
     "drafters",
     "policy",
     "scheduler",
+    "simulate",
     "drafting",
     "engine",
     "loop",
@@ -119,7 +121,21 @@ def test_there_is_no_circle():
 
 
 @pytest.mark.parametrize(
-    "module", ["errors", "core", "shapes", "config", "progress", "tree", "tally", "text", "kv", "scheduler"]
+    "module",
+    [
+        "errors",
+        "core",
+        "shapes",
+        "config",
+        "progress",
+        "traffic",
+        "tree",
+        "tally",
+        "text",
+        "kv",
+        "scheduler",
+        "simulate",
+    ],
 )
 def test_numbers_and_text_need_no_tensors(module: str):
     """torch may be named for types, but not imported when the module is."""

@@ -19,7 +19,16 @@ from headstart.core import Draft, Request, RequestSpeculation, SamplingParams, T
 from headstart.drafters import WEIGHTLESS, Drafter, register
 from headstart.errors import ConfigError
 from headstart.policy import Errand, Load, StepTimes, Wish
-from headstart.policy.adaptive import LEAST, PLAIN_EVERY, PROBES, ROW_MARGIN, SCOUTS, AdaptivePolicy
+from headstart.policy.adaptive import (
+    LEAST,
+    PLAIN_EVERY,
+    PROBES,
+    QUIET,
+    ROW_MARGIN,
+    SCOUTS,
+    AdaptivePolicy,
+    Pace,
+)
 from headstart.policy.beliefs import FIRST, Beliefs, Claim
 from headstart.policy.costs import MOST, Costs, Errands, is_still_so, measure
 from headstart.policy.fixed import FixedPolicy
@@ -308,6 +317,31 @@ def test_the_router_takes_whoever_is_worth_more():
     policy = adaptive(points, "ngram", "draft_model")
     speed, asked = World(points, {"ngram": 0.03, "draft_model": 0.9}, level).run(policy, 300)
     assert asked["draft_model"] > 250 and speed > 1.4 / 0.010
+
+
+def test_seconds_are_taken_from_those_that_read_their_prompts_too():
+    """Rows beside somebody's prompt delay more requests than those that get a token in this step."""
+    policy = adaptive({1: 0.010, 64: 0.020, 512: 0.1})
+    alone, beside = (policy._price(1, Load(running, 0, 200)) for running in (1, 6))
+    assert beside > 2 * alone
+
+
+def test_rows_that_seem_to_cost_nothing_are_no_gain():
+    """A curve with a dip, measured or real: a node is worth its chance, not more."""
+    policy = adaptive({1: 0.010, 8: 0.080, 9: 0.070, 64: 0.64})
+    assert policy._price(8, Load(8, 0, 0)) == 0.0
+
+
+def test_quiet_requests_are_asked_for_together():
+    policy = adaptive(DEAR_ROWS, "ngram")
+    policy.errands.learn(Errand("ngram", 1, 1, 1, 0.001))
+    requests = [a_request(name=str(i)) for i in range(4)]
+    for i, r in enumerate(requests):
+        policy._paces[r.id, "ngram"] = Pace(asked=500 * (i == 2), quiet=QUIET)
+    load = Load(4, 0, 0)
+    assert all(policy.ask(requests, [{} for _ in requests], load))
+    policy._paces["2", "ngram"].asked = 0
+    assert not any(policy.ask(requests, [{} for _ in requests], load))
 
 
 def test_what_several_propose_becomes_one_tree():

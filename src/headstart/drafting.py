@@ -92,7 +92,9 @@ class Drafted:
             assert draft.mail is not None
             for i, told in zip(members, draft.mail.wait(), strict=True):
                 size = len(self.trees[i])
-                self.trees[i].tokens[:], self.trees[i].parents[:] = told.tokens[:size], told.parents[:size]
+                own = self.trees[i]
+                own.tokens[:], own.parents[:] = told.tokens[:size], told.parents[:size]
+                own.origins = (own.origins or [])[: len(own)]
         self.mail = []
 
 

@@ -134,7 +134,6 @@ class AdaptivePolicy:
         self._paces: dict[tuple[str, str], Pace] = {}
         self._hopes: dict[tuple[str, str], Hopes] = {}  # of a request and a drafter; of "" and a drafter: of all
         self._hoped: dict[tuple[str, str], float] = {}  # of this step
-        self._pauses: dict[str, float] = {}
         self.books: dict[str, Book] = {}
         self.plain_steps = 0
         self._since_plain = 0
@@ -154,10 +153,14 @@ class AdaptivePolicy:
         """Tokens per second at which this engine works now."""
         return max(1.0, self.yields.gain) * company / self.plain_seconds(company, context)
 
+    def _rate(self, company: int, load: Load) -> float:
+        """What a second is worth in this step: it is taken from all that run, those too that still read their prompts."""
+        return self.rate(max(company, load.num_running), load.context)
+
     def _price(self, company: int, load: Load) -> float:
         """The chance below which no node is worth a row, however many others come with it."""
         seconds = self.costs.span(company + load.num_prefill_tokens, 1 + REACH, load.context)
-        return self.rate(company, load.context) * float(((seconds[1:] - seconds[0]) / COUNTS).min())
+        return max(0.0, self._rate(company, load) * float(((seconds[1:] - seconds[0]) / COUNTS).min()))
 
     # ------------------------------------------------------------------ who may be asked
     def enlist(self, request: Request, load: Load) -> bool:
@@ -183,9 +186,9 @@ class AdaptivePolicy:
             return [{} for _ in requests]
         most = self.fixed.most(requests, load)
         if not any(proposals):
-            self._claimed, self._hoped, self._pauses = {}, {}, {}
-            self._least = self._price(len(requests), load)
-            wishes = [self._free(r, n, load) if n else {} for r, n in zip(requests, most, strict=True)]
+            self._claimed, self._hoped, self._least = {}, {}, self._price(len(requests), load)
+            due = {name for name in WEIGHTLESS if self._is_due(name, requests, load)}
+            wishes = [self._free(r, n, load, due) if n else {} for r, n in zip(requests, most, strict=True)]
             if any(wishes):
                 return wishes
         return self._dear(requests, proposals, most, load) or [{} for _ in requests]
@@ -194,8 +197,14 @@ class AdaptivePolicy:
         """What drafts bring is told against plain steps, so now and then one is taken."""
         return self._since_plain >= PLAIN_EVERY and not any(proposals)
 
-    def _free(self, request: Request, most: int, load: Load) -> Wishes:
-        """Drafters without weights that have paid lately, or were not asked for long enough."""
+    def _is_due(self, name: str, requests: Sequence[Request], load: Load) -> bool:
+        """Has one of those that a drafter has not paid for waited long enough? Then it is asked for all: that costs less."""
+        least = self._interval(name, 1, max(1, load.num_running), load)
+        paces = (self._paces.get((r.id, name)) for r in requests)
+        return any(pace is not None and pace.quiet >= QUIET and pace.asked + 1 >= least for pace in paces)
+
+    def _free(self, request: Request, most: int, load: Load, due: set[str]) -> Wishes:
+        """Drafters without weights that have paid lately, or are to be asked again."""
         nodes = min(most, load.room)
         wishes: Wishes = {}
         for name in self.choices(request) if nodes > 0 else ():
@@ -203,15 +212,9 @@ class AdaptivePolicy:
                 pace = self._paces.get((request.id, name))
                 if pace is None or pace.quiet < QUIET:
                     wishes[name] = Wish(nodes, nodes)
-                elif pace.asked + 1 >= self._pause(name, load):
+                elif name in due:
                     wishes[name] = Wish(min(nodes, PROBE_DEPTH), min(nodes, PROBE_DEPTH))
         return wishes
-
-    def _pause(self, name: str, load: Load) -> float:
-        """The interval of a drafter without weights, in this step."""
-        if name not in self._pauses:
-            self._pauses[name] = self._interval(name, 1, max(1, load.num_running), load)
-        return self._pauses[name]
 
     def _interval(self, name: str, levels: int, rows: int, load: Load) -> float:
         """Steps between two questions in vain, so that they take little of the time."""
@@ -262,7 +265,7 @@ class AdaptivePolicy:
         """Tokens (for 1, 2, ... requests, to depth 1, 2, ...) less the time of the drafter, and of rows that cost more than the
         cheapest ones, which are paid already."""
         count, depth = np.arange(1, len(tokens) + 1)[:, None], np.arange(1, tokens.shape[1] + 1)[None, :]
-        rate, before = self.rate(company, load.context), company + load.num_prefill_tokens
+        rate, before = self._rate(company, load), company + load.num_prefill_tokens
         rows = self.costs.at(before + count * depth, load.context) - self.costs.of(before, load.context)
         dear = np.maximum(0.0, rate * rows - self._least * count * depth)
         return tokens - dear - rate * MARGIN * self.errands.at(name, depth, count * depth)
@@ -343,7 +346,7 @@ class AdaptivePolicy:
         """How many nodes, likeliest first, are worth most after what their rows cost."""
         tokens = np.concatenate([[0.0], np.cumsum(chances)])
         seconds = self.costs.span(company + load.num_prefill_tokens, len(tokens), load.context)
-        worth = tokens - ROW_MARGIN * self.rate(company, load.context) * (seconds - seconds[0])
+        worth = tokens - ROW_MARGIN * self._rate(company, load) * (seconds - seconds[0])
         best = int(worth.argmax())
         return best if worth[best] > LEAST else 0
 
