@@ -129,7 +129,7 @@ def point(
     count = max(load, args.least)
     for name in names:  # what a batch of this size prepares on first use
         llms[name].engine.scheduler.max_num_seqs = load
-        answer(llms[name], take(prompts, kind, load, 7), 4)
+        answer(llms[name], take(prompts, kind, load, 7 + args.rounds * count), 24)  # and what a policy learns of a kind
     for turn in range(args.rounds):
         own = take(prompts, kind, count, turn * count)
         for name in names if turn % 2 == 0 else names[::-1]:

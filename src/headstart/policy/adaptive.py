@@ -93,9 +93,9 @@ class Hopes:
     hoped: float = 0.0
     promised: float = 0.0
 
-    def add(self, hoped: float, promised: float) -> None:
-        self.hoped += hoped - 0.1 * self.hoped
-        self.promised += promised - 0.1 * self.promised
+    def add(self, hoped: float, promised: float, fades: float = 0.1) -> None:
+        self.hoped += hoped - fades * self.hoped
+        self.promised += promised - fades * self.promised
 
     def truth(self, before: float) -> float:
         """How much of a hope comes true; `before` is what is thought where nothing is known."""
@@ -125,6 +125,8 @@ class AdaptivePolicy:
         self.fixed, self.choices = FixedPolicy(config, choices), choices
         self.costs, self.errands, self.beliefs = Costs(), Errands(), Beliefs()
         self.yields = Yield()
+        self.word = Hopes()  # what nodes promised that were verified, and how many were accepted
+        self._promised = 0.0  # by those of this step
         self._deepest = min(DEEPEST, config.num_speculative_tokens)
         self._branches = config.nodes // max(1, config.num_speculative_tokens)
         self._around = {
@@ -318,6 +320,7 @@ class AdaptivePolicy:
         for request, own, chosen in zip(requests, proposals, out, strict=True):
             self._note_pace(request, own, chosen)
         self._book(proposals, out)
+        self._promised = sum(f.chances[n] for f, own in zip(found, kept, strict=True) for n in own)
         if self._hoped:
             self._compare(requests, found, kept)
         return out
@@ -344,7 +347,7 @@ class AdaptivePolicy:
 
     def _count(self, chances: list[float], company: int, load: Load) -> int:
         """How many nodes, likeliest first, are worth most after what their rows cost."""
-        tokens = np.concatenate([[0.0], np.cumsum(chances)])
+        tokens = min(1.0, self.word.truth(1.0)) * np.concatenate([[0.0], np.cumsum(chances)])
         seconds = self.costs.span(company + load.num_prefill_tokens, len(tokens), load.context)
         worth = tokens - ROW_MARGIN * self._rate(company, load) * (seconds - seconds[0])
         best = int(worth.argmax())
@@ -384,6 +387,9 @@ class AdaptivePolicy:
         self._purse += PROBES * times.period
         for errand in times.errands:
             self.errands.learn(errand)
+        if self._promised:  # what is chosen because it seems likely is likely to be overrated
+            self.word.add(self._promised, times.produced - len(requests), 0.02)
+            self._promised = 0.0
         if times.num_prefill_tokens or not requests:
             return
         self.costs.learn(times.num_tokens, times.target, times.reach)
