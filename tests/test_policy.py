@@ -23,7 +23,6 @@ from headstart.policy.adaptive import (
     LEAST,
     PLAIN_EVERY,
     PROBES,
-    QUIET,
     ROW_MARGIN,
     SCOUTS,
     AdaptivePolicy,
@@ -337,7 +336,7 @@ def test_quiet_requests_are_asked_for_together():
     policy.errands.learn(Errand("ngram", 1, 1, 1, 0.001))
     requests = [a_request(name=str(i)) for i in range(4)]
     for i, r in enumerate(requests):
-        policy._paces[r.id, "ngram"] = Pace(asked=500 * (i == 2), quiet=QUIET)
+        policy._paces[r.id, "ngram"] = Pace(asked=500 * (i == 2), worth=0.0)
     load = Load(4, 0, 0)
     assert all(policy.ask(requests, [{} for _ in requests], load))
     policy._paces["2", "ngram"].asked = 0

@@ -35,7 +35,6 @@ LEAST = 0.02  # a draft for a request should bring at least so much of a token, 
 MARGIN, ROW_MARGIN = 1.15, 1.05  # the time of a drafter, and of rows, should come back so many times
 SCOUTS = 8  # of so many requests that are not worth reading along, one is followed all the same
 PLAIN_EVERY = 128  # steps with drafts after which a plain one is taken, to know what drafts bring
-QUIET = 2  # steps without a draft that paid, after which a drafter is asked less often
 REACH = 32  # rows that are looked at for the cheapest way to add some
 COUNTS = np.arange(1, 1 + REACH)
 DEEPEST = 8  # tokens that a model is asked for at once
@@ -55,10 +54,14 @@ class Mean:
 
 @dataclass
 class Pace:
-    """When a drafter was last asked for a request, and when its draft last paid; in steps of the request."""
+    """How many steps ago a drafter was asked for a request, and what that brings."""
 
     asked: int = 0
-    quiet: int = 0
+    worth: float = 0.05  # tokens that asking brings, after what rows cost; a mean that forgets
+
+    def add(self, gained: float) -> None:
+        self.asked = 0
+        self.worth += 0.06 * (gained - self.worth)
 
 
 @dataclass
@@ -141,6 +144,7 @@ class AdaptivePolicy:
         self._since_plain = 0
         self._last = (1, 0.0)  # requests and context of the last step
         self._shares = [0.0, 0.0]  # seconds of deciding, and of all; they fade
+        self._asking: dict[str, float] = {}  # tokens that asking costs, in this step
         self._came = 0  # requests so far
         self._purse = 0.0  # seconds saved up for questions in vain
         self._least = 0.0  # the chance that a node needs in this step
@@ -189,6 +193,7 @@ class AdaptivePolicy:
         most = self.fixed.most(requests, load)
         if not any(proposals):
             self._claimed, self._hoped, self._least = {}, {}, self._price(len(requests), load)
+            self._asking = {name: self._price_of_asking(name, load) for name in WEIGHTLESS}
             due = {name for name in WEIGHTLESS if self._is_due(name, requests, load)}
             wishes = [self._free(r, n, load, due) if n else {} for r, n in zip(requests, most, strict=True)]
             if any(wishes):
@@ -201,22 +206,28 @@ class AdaptivePolicy:
 
     def _is_due(self, name: str, requests: Sequence[Request], load: Load) -> bool:
         """Has one of those that a drafter has not paid for waited long enough? Then it is asked for all: that costs less."""
-        least = self._interval(name, 1, max(1, load.num_running), load)
+        least, cost = self._interval(name, 1, max(1, load.num_running), load), self._asking[name]
         paces = (self._paces.get((r.id, name)) for r in requests)
-        return any(pace is not None and pace.quiet >= QUIET and pace.asked + 1 >= least for pace in paces)
+        return any(pace is not None and pace.worth <= cost and pace.asked + 1 >= least for pace in paces)
 
     def _free(self, request: Request, most: int, load: Load, due: set[str]) -> Wishes:
-        """Drafters without weights that have paid lately, or are to be asked again."""
+        """Drafters without weights that are worth the time of asking, or are to be asked again."""
         nodes = min(most, load.room)
         wishes: Wishes = {}
         for name in self.choices(request) if nodes > 0 else ():
             if name in WEIGHTLESS:
                 pace = self._paces.get((request.id, name))
-                if pace is None or pace.quiet < QUIET:
+                if pace is None or pace.worth > self._asking[name]:
                     wishes[name] = Wish(nodes, nodes)
                 elif name in due:
                     wishes[name] = Wish(min(nodes, PROBE_DEPTH), min(nodes, PROBE_DEPTH))
         return wishes
+
+    def _price_of_asking(self, name: str, load: Load) -> float:
+        """Tokens that the time is worth in which a drafter without weights answers for one request."""
+        company = max(1, load.num_running)
+        extra = max(0.0, self._around[True].value - self._around[False].value)
+        return self._rate(company, load) * (self.errands.of(name, 1, company) + extra) / company
 
     def _interval(self, name: str, levels: int, rows: int, load: Load) -> float:
         """Steps between two questions in vain, so that they take little of the time."""
@@ -306,7 +317,8 @@ class AdaptivePolicy:
 
     def is_quiet(self, request: Request) -> bool:
         paces = [self._paces.get((request.id, name)) for name in self.choices(request)]
-        return all(pace is not None and pace.quiet >= QUIET for pace in paces)
+        least = max(self._asking.values(), default=0.0)
+        return all(pace is not None and pace.worth <= least for pace in paces)
 
     # ------------------------------------------------------------------ what to verify
     def choose(self, requests: Sequence[Request], proposals: Sequence[Proposals], load: Load) -> list[Tree]:
@@ -317,8 +329,8 @@ class AdaptivePolicy:
         for _, i, node in nodes[: self._count([-c for c, _, _ in nodes], len(requests), load)] if nodes else ():
             kept[i].append(node)
         out = [tree.select(f.tree, sorted(own)) for f, own in zip(found, kept, strict=True)]
-        for request, own, chosen in zip(requests, proposals, out, strict=True):
-            self._note_pace(request, own, chosen)
+        for request, proposed, f, own in zip(requests, proposals, found, kept, strict=True):
+            self._note_pace(request, proposed, f, own)
         self._book(proposals, out)
         self._promised = sum(f.chances[n] for f, own in zip(found, kept, strict=True) for n in own)
         if self._hoped:
@@ -353,12 +365,12 @@ class AdaptivePolicy:
         best = int(worth.argmax())
         return best if worth[best] > LEAST else 0
 
-    def _note_pace(self, request: Request, proposals: Proposals, chosen: Tree) -> None:
-        paid = set(chosen.origins or ())
+    def _note_pace(self, request: Request, proposals: Proposals, found: Found, kept: list[int]) -> None:
+        origins = found.tree.origins or ()
         for name in self.choices(request):
             if name in proposals:
-                pace = self._paces.setdefault((request.id, name), Pace())
-                pace.asked, pace.quiet = 0, 0 if name in paid else pace.quiet + 1
+                gained = sum(found.chances[n] - self._least for n in kept if origins[n] == name)
+                self._paces.setdefault((request.id, name), Pace()).add(gained)
             elif (known := self._paces.get((request.id, name))) is not None:
                 known.asked += 1
 
