@@ -184,11 +184,15 @@ class Drafting:
 
     def reads(self, request: Request) -> bool:
         """Does a drafter of it read what the target computes?"""
-        return any(self.drafters[name].needs.hidden_layers for name in self.choices(request))
+        return bool(self.readers(request))
+
+    def readers(self, request: Request) -> list[str]:
+        """Its drafters that do."""
+        return [name for name in self.choices(request) if self.drafters[name].needs.hidden_layers]
 
     def excuse(self, request: Request) -> None:
         """This request goes without the drafters that read along."""
-        self._forbid((request.id, n) for n in self.choices(request) if self.drafters[n].needs.hidden_layers)
+        self._forbid((request.id, n) for n in self.readers(request))
 
     def add(self, request: Request) -> None:
         """A request comes; an unknown drafter is said now."""

@@ -29,7 +29,7 @@ from headstart.errors import BadInput
 from headstart.kv import KVPool
 from headstart.models.base import Runner
 from headstart.noise import Chance, derive_seed
-from headstart.policy import Load, Policy, StepTimes, Wishes
+from headstart.policy import Load, Policy, StepTimes, Wish, Wishes
 from headstart.policy.choose import make_policy
 from headstart.scheduler import Plan, Planned, Scheduler
 
@@ -350,16 +350,21 @@ class Engine:
         ready, requests, load = plan.ready, [p.request for p in plan.ready], self._load(plan)
         left = Left(self.runner.left, self._lines) if self.runner.left is not None else None
         out = Drafted(len(ready))
-        while any(wishes := self.policy.ask(requests, out.proposals, load)):
+        cut: list[tuple[dict[str, Tree], str]] = []  # there was no room to ask for these
+        while any(wishes := self._wishes(plan, out, load, follows)):
             wishes = self._reserve(plan, wishes, follows)
             clock.lap("policy")
             self.drafting.propose(
                 out, ready, wishes, self._depth, self.texts, lambda r: self.pool.tables[r.id].slots, left
             )
             for own, wished in zip(out.proposals, wishes, strict=True):
-                for name in wished:
+                for name, wish in wished.items():
                     own.setdefault(name, Tree())  # it was asked, and that is it
+                    cut += [] if wish.nodes else [(own, name)]
             clock.lap("draft")
+        for own, name in cut:
+            if not len(own[name]):
+                del own[name]
         if out.mail:
             trees = [next((t for t in own.values() if len(t)), Tree()) for own in out.proposals]
         else:
@@ -370,6 +375,17 @@ class Engine:
         out.settle_on(self._thin(trees))
         clock.lap("policy")
         return out
+
+    def _wishes(self, plan: Plan, out: Drafted, load: Load, follows: bool) -> list[Wishes]:
+        """Whom the policy wants to ask. Behind a step on its way, drafters that read along are asked in any case: what that
+        step leaves for them is gone when the next one runs."""
+        requests = [p.request for p in plan.ready]
+        wishes = self.policy.ask(requests, out.proposals, load)
+        if follows and not any(out.proposals):
+            for part, own in zip(plan.ready, wishes, strict=True):
+                if part.seat >= 0 and not own:
+                    own |= {name: Wish(0, 0) for name in self.drafting.readers(part.request)}
+        return wishes
 
     def _reserve(self, plan: Plan, wishes: list[Wishes], follows: bool) -> list[Wishes]:
         """The wishes that there is KV for. A step that follows one on its way can be drafted for on the device alone."""

@@ -416,8 +416,14 @@ def _head_at_hand(config: SpeculativeConfig, target: Loaded) -> Head | None:
         return None
     if not config.model and not hasattr(target.model, "config"):
         return None
-    path = Path(config.model).expanduser() if config.model else find_head(target.name)
-    return None if path is None else _load_head(config, target, path)
+    if config.model:
+        return _load_head(config, target, Path(config.model).expanduser())
+    path = find_head(target.name)
+    try:
+        return None if path is None else _load_head(config, target, path)
+    except HeadstartError as error:  # nobody asked for this one
+        note(f"A head lies ready for this target but cannot be used: {error}")
+        return None
 
 
 def _load_head(config: SpeculativeConfig, target: Loaded, path: Path | None = None) -> Head:
@@ -506,13 +512,15 @@ def start_engine(
 
 def _measure(engine: Any, policy: AdaptivePolicy, store: Store) -> None:
     """What forwards cost on this machine: as it was the last time, or measured."""
-    from headstart.policy.costs import CONTEXT, is_still_so, measure, measure_context
+    from headstart.policy.costs import CONTEXT, FAR_ROWS, is_still_so, measure, measure_context
 
-    runner, slots = engine.runner, engine.pool.num_slots
+    runner, slots = engine.runner, min(engine.pool.num_slots, engine.max_len)
+    rows = min(64, engine.config.max_batch_tokens, slots - CONTEXT)
     with status("Measuring this machine"):
-        if not (store.load(policy) and is_still_so(runner, policy.costs, slots)):
-            policy.costs = measure(runner, min(64, slots - CONTEXT))
-            measure_context(runner, slots, policy.costs)
+        if not (store.load(policy) and is_still_so(runner, policy.costs, rows)):
+            policy.costs = measure(runner, rows)
+            if rows >= FAR_ROWS:
+                measure_context(runner, slots, policy.costs)
             store.save(policy)
     engine.at_end = lambda: store.save(policy)
 

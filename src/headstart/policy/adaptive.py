@@ -146,6 +146,7 @@ class AdaptivePolicy:
         self._shares = [0.0, 0.0]  # seconds of deciding, and of all; they fade
         self._asking: dict[str, float] = {}  # tokens that asking costs, in this step
         self._came = 0  # requests so far
+        self._bill = 0.0  # of this step's question in vain
         self._purse = 0.0  # seconds saved up for questions in vain
         self._least = 0.0  # the chance that a node needs in this step
         self._claimed: dict[tuple[str, str], list[float]] = {}  # chances of this step's proposals
@@ -186,23 +187,21 @@ class AdaptivePolicy:
 
     # ------------------------------------------------------------------ whom to ask
     def ask(self, requests: Sequence[Request], proposals: Sequence[Proposals], load: Load) -> list[Wishes]:
-        if any(name not in WEIGHTLESS for own in proposals for name in own) or self._is_time_for_a_plain_step(
-            proposals
-        ):
-            return [{} for _ in requests]
+        nobody: list[Wishes] = [{} for _ in requests]
+        if any(name not in WEIGHTLESS for own in proposals for name in own):
+            return nobody
         most = self.fixed.most(requests, load)
         if not any(proposals):
-            self._claimed, self._hoped, self._least = {}, {}, self._price(len(requests), load)
+            self._claimed, self._hoped, self._bill = {}, {}, 0.0
+            self._least = self._price(len(requests), load)
+            if self._since_plain >= PLAIN_EVERY and not load.num_prefill_tokens:
+                return nobody  # what drafts bring is told against plain steps, so now and then one is taken
             self._asking = {name: self._price_of_asking(name, load) for name in WEIGHTLESS}
             due = {name for name in WEIGHTLESS if self._is_due(name, requests, load)}
             wishes = [self._free(r, n, load, due) if n else {} for r, n in zip(requests, most, strict=True)]
             if any(wishes):
                 return wishes
-        return self._dear(requests, proposals, most, load) or [{} for _ in requests]
-
-    def _is_time_for_a_plain_step(self, proposals: Sequence[Proposals]) -> bool:
-        """What drafts bring is told against plain steps, so now and then one is taken."""
-        return self._since_plain >= PLAIN_EVERY and not any(proposals)
+        return self._dear(requests, proposals, most, load) or nobody
 
     def _is_due(self, name: str, requests: Sequence[Request], load: Load) -> bool:
         """Has one of those that a drafter has not paid for waited long enough? Then it is asked for all: that costs less."""
@@ -243,7 +242,7 @@ class AdaptivePolicy:
         able: dict[str, list[int]] = {}
         for i, request in enumerate(requests):
             for name in self.choices(request):
-                if most[i] and name not in WEIGHTLESS:
+                if most[i] and load.room > 0 and _left(request) > 1 and name not in WEIGHTLESS:
                     able.setdefault(name, []).append(i)
         best: tuple[float, str, list[int], int] = (0.0, "", [], 0)
         for name, members in able.items():
@@ -311,7 +310,7 @@ class AdaptivePolicy:
             cost = self.errands.of(name, PROBE_DEPTH, PROBE_DEPTH * len(members))
             self._purse = min(self._purse, SAVED * cost) if cost else self._purse
             if self._purse >= cost:
-                self._purse -= cost
+                self._bill = cost
                 return name, members, PROBE_DEPTH
         return "", [], 0
 
@@ -324,17 +323,23 @@ class AdaptivePolicy:
     def choose(self, requests: Sequence[Request], proposals: Sequence[Proposals], load: Load) -> list[Tree]:
         """Of all that was proposed, the nodes that are worth their rows."""
         found = self._find(requests, proposals)
-        nodes = sorted((-chance, i, n) for i, f in enumerate(found) for n, chance in enumerate(f.chances))
-        kept: list[list[int]] = [[] for _ in requests]
+        kept = [list(range(len(f.tree))) if f.tree.logq_rows is not None else [] for f in found]
+        open_to = [
+            (i, f) for i, f in enumerate(found) if f.tree.logq_rows is None
+        ]  # of what was drawn, nothing is left out
+        nodes = sorted((-chance, i, n) for i, f in open_to for n, chance in enumerate(f.chances))
+        most = self.fixed.most(requests, load)
         for _, i, node in nodes[: self._count([-c for c, _, _ in nodes], len(requests), load)] if nodes else ():
-            kept[i].append(node)
+            if len(kept[i]) < most[i]:
+                kept[i].append(node)
         out = [tree.select(f.tree, sorted(own)) for f, own in zip(found, kept, strict=True)]
         for request, proposed, f, own in zip(requests, proposals, found, kept, strict=True):
             self._note_pace(request, proposed, f, own)
         self._book(proposals, out)
         self._promised = sum(f.chances[n] for f, own in zip(found, kept, strict=True) for n in own)
         if self._hoped:
-            self._compare(requests, found, kept)
+            self._compare(requests, proposals, found, kept)
+        self._purse, self._bill = self._purse - self._bill, 0.0
         return out
 
     def _book(self, proposals: Sequence[Proposals], chosen: Sequence[Tree]) -> None:
@@ -347,10 +352,16 @@ class AdaptivePolicy:
             for name in t.origins or ():
                 self.books[name].verified += 1
 
-    def _compare(self, requests: Sequence[Request], found: Sequence[Found], kept: Sequence[list[int]]) -> None:
+    def _compare(
+        self,
+        requests: Sequence[Request],
+        proposals: Sequence[Proposals],
+        found: Sequence[Found],
+        kept: Sequence[list[int]],
+    ) -> None:
         """Book what drafters were asked for against what their drafts promise."""
-        for request, f, own in zip(requests, found, kept, strict=True):
-            for name in self.choices(request):
+        for request, proposed, f, own in zip(requests, proposals, found, kept, strict=True):
+            for name in proposed:
                 if (hoped := self._hoped.get((request.id, name))) is not None:
                     origins = f.tree.origins or ()
                     promised = sum(f.chances[n] - self._least for n in own if origins[n] == name)
@@ -382,6 +393,14 @@ class AdaptivePolicy:
 
     def _merge(self, request: Request, proposals: Proposals, least: float) -> Found:
         parts = []
+        drawn = next((t for t in proposals.values() if t.logq_rows is not None), None)
+        if drawn is not None and len(
+            drawn
+        ):  # it was decided before: what was drawn must not decide whether it is verified
+            name = (drawn.origins or [""])[0]
+            if (request.id, name) not in self._claimed:
+                self._claimed[request.id, name] = self.beliefs.claim(request, name, drawn)
+            return Found(drawn, self._claimed[request.id, name])
         for name, draft in proposals.items():
             if len(draft):
                 chances = self._claimed.get((request.id, name))
@@ -389,8 +408,6 @@ class AdaptivePolicy:
                     chances = self._claimed[request.id, name] = self.beliefs.claim(request, name, draft, least)
                 if max(chances) > 0:
                     parts.append((draft, chances))
-        if len(parts) > 1 and any(draft.logq_rows is not None for draft, _ in parts):
-            parts = [max(parts, key=lambda part: sum(part[1]))]  # what was drawn from one distribution stays by itself
         return Found(*tree.merge(parts, least)) if parts else Found()
 
     # ------------------------------------------------------------------ after the step
@@ -439,7 +456,12 @@ class AdaptivePolicy:
         return Tried(book.asked, book.proposed, book.verified, right, 1e3 * own, max(0.0, rate * (row + own)))
 
     def release(self, request: Request) -> None:
-        for name in self.choices(request):
-            self._paces.pop((request.id, name), None)
-            self._hopes.pop((request.id, name), None)
+        for kept in (self._paces, self._hopes):
+            for key in [k for k in kept if k[0] == request.id]:
+                del kept[key]
         self.beliefs.forget(request)
+
+
+def _left(request: Request) -> int:
+    """Tokens that it may still have."""
+    return request.params.max_tokens - request.num_output

@@ -162,12 +162,15 @@ class Errands:
 
 # ------------------------------------------------------------------ measuring
 def measure(runner: Runner, most_rows: int, most_seconds: float = 3.0, rows: Sequence[int] = ROWS) -> Costs:
-    """Time forwards of up to `most_rows` rows on a runner whose slots are all free. Stops when its time is up."""
+    """Time forwards of up to `most_rows` rows on a runner whose slots are all free. Stops when its time is up. Without room for
+    any, the first step will tell."""
+    if most_rows < 1:
+        return Costs()
     slots = np.arange(CONTEXT + most_rows)
     points: dict[int, float] = {}
     begin = time.perf_counter()
     with runner.at_work():
-        _read(runner, slots[:CONTEXT])
+        _read(runner, slots[:CONTEXT], most_rows)
         for n in [n for n in rows if n <= most_rows]:
             if points and time.perf_counter() - begin > most_seconds:
                 break
@@ -189,13 +192,13 @@ def measure_context(runner: Runner, num_slots: int, costs: Costs) -> None:
         runner.keep(slots, 0)
 
 
-def is_still_so(runner: Runner, costs: Costs, num_slots: int) -> bool:
+def is_still_so(runner: Runner, costs: Costs, most_rows: int) -> bool:
     """Are forwards of one and of some rows about as fast as these costs say? They take on the machine's speed of today."""
     slots = np.arange(CONTEXT + FAR_ROWS)
-    if num_slots < len(slots):
+    if most_rows < FAR_ROWS:
         return False
     with runner.at_work():
-        _read(runner, slots[:CONTEXT])
+        _read(runner, slots[:CONTEXT], most_rows)
         found = [(n, min(_seconds(runner, slots[: CONTEXT + n], n) for _ in range(3))) for n in (1, FAR_ROWS)]
         runner.keep(slots, 0)
     ratios = [seconds / costs.of(n, CONTEXT) for n, seconds in found]
@@ -203,8 +206,12 @@ def is_still_so(runner: Runner, costs: Costs, num_slots: int) -> bool:
     return max(ratios) < ALIKE * min(ratios) and 1 / ALIKE**2 < ratios[0] < ALIKE**2
 
 
-def _read(runner: Runner, slots: np.ndarray) -> None:
-    runner.forward(Batch(_tokens(runner, slots), slots, [Segment(0, len(slots), 0, slots)], slots[-1:]))
+def _read(runner: Runner, slots: np.ndarray, at_once: int) -> None:
+    """Compute what these slots hold, so many at a time."""
+    for start in range(0, len(slots), at_once):
+        own = slots[start : start + at_once]
+        segment = Segment(0, len(own), start, slots[: start + len(own)])
+        runner.forward(Batch(_tokens(runner, own), own, [segment], np.arange(len(own))[-1:]))
 
 
 def _tokens(runner: Runner, slots: np.ndarray) -> np.ndarray:

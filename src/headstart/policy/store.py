@@ -32,7 +32,7 @@ class Store:
         try:
             kept = json.loads(self.path.read_text(encoding="utf-8"))
             costs, errands = Costs.from_dict(kept), Errands.from_dict(kept["drafters"])
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError):
             return False
         policy.costs, policy.errands = costs, errands
         return True
