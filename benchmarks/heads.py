@@ -13,22 +13,18 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import statistics
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.console import Console
 from rich.progress import track
 
 sys.path.insert(0, str(Path(__file__).parent))
 import report
 
-import headstart
 from headstart import LLM, SamplingParams
 
 console = Console(width=150)
@@ -152,16 +148,10 @@ def _cells(s: dict[str, Any]) -> list[str]:
 
 
 def provenance(args: argparse.Namespace) -> dict[str, Any]:
-    cuda = torch.cuda.is_available()
-    where = torch.cuda.get_device_name() if cuda else f"{platform.machine()}, {os.cpu_count()} cores"
     return {
         "target": Path(args.target).name,
         "head": Path(args.head).name if args.head else "its own",
-        "device": where,
-        "load": os.getloadavg()[0],
-        "torch": torch.__version__,
-        "headstart": headstart.__version__,
-        "commit": report.commit(),
+        **report.where(),
         "tokens": args.tokens,
         "options": args.engine,
     }

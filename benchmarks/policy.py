@@ -13,8 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import random
 import statistics
 import sys
@@ -31,7 +29,6 @@ from rich.progress import track
 sys.path.insert(0, str(Path(__file__).parent))
 import report
 
-import headstart
 from headstart import LLM, SamplingParams
 from headstart.models.load import load
 
@@ -238,15 +235,10 @@ def _shift_tables(found: dict[str, Any]) -> Iterator[tuple[str, report.Rows]]:
 
 
 def provenance(args: argparse.Namespace) -> dict[str, Any]:
-    cuda = torch.cuda.is_available()
     return {
         "target": Path(args.target).name,
-        "device": torch.cuda.get_device_name() if cuda else f"{platform.machine()}, {os.cpu_count()} cores",
         "threads": torch.get_num_threads(),
-        "load": os.getloadavg()[0],
-        "torch": torch.__version__,
-        "headstart": headstart.__version__,
-        "commit": report.commit(),
+        **report.where(),
         "tokens": args.tokens,
         "rounds": args.rounds,
     }

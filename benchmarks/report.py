@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -66,6 +67,22 @@ def refuse_unknown(given: str, known: Iterable[str]) -> None:
     names = list(known)
     if unknown := [name for name in filter(None, given.split(",")) if name not in names]:
         sys.exit(f"{unknown[0]!r} is not known; choose from: {', '.join(names)}.")
+
+
+def where() -> dict[str, Any]:
+    """The machine, how busy it was, and what ran there."""
+    import torch
+
+    import headstart
+
+    cuda = torch.cuda.is_available()
+    return {
+        "device": torch.cuda.get_device_name() if cuda else f"{platform.machine()}, {os.cpu_count()} cores",
+        "load": os.getloadavg()[0],
+        "torch": torch.__version__,
+        "headstart": headstart.__version__,
+        "commit": commit(),
+    }
 
 
 def commit() -> str:

@@ -383,7 +383,7 @@ def test_a_plain_step_breaks_no_promise():
     points = {1: 0.010, 64: 0.0105}
     policy = adaptive(points, "eagle3")
     World(points, {"eagle3": 1.0}, {"eagle3": 0.0005}, 8).run(policy, PLAIN_EVERY + 40)
-    assert policy._hopes["", "eagle3"].truth(1.0) > 0.8
+    assert policy._hopes["", "eagle3"].value() > 0.8
 
 
 def test_a_request_that_never_ran_leaves_nothing_and_breaks_nothing():
@@ -420,7 +420,7 @@ def test_a_plain_step_now_and_then_tells_what_drafts_bring():
     World(points, {"ngram": 0.95}, {"ngram": 1e-5}).run(policy, 1000)
     assert policy.plain_steps >= 1000 // (PLAIN_EVERY + 1)
     said = policy.explain()
-    assert said.speedup_estimate == pytest.approx(policy.yields.gain) and said.speedup_estimate > 3
+    assert said.speedup_estimate == pytest.approx(policy._gain) and said.speedup_estimate > 3
     assert said.plain_milliseconds == pytest.approx(10, rel=0.1) and 0 <= said.break_even < 0.1
     assert said.drafters["ngram"].right == pytest.approx(0.95, abs=0.05)
     assert said.drafters["ngram"].verified <= said.drafters["ngram"].proposed

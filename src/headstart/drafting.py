@@ -237,7 +237,7 @@ class Drafting:
         if draft.mail is not None:
             out.mail.append((draft, asked.members))
         else:
-            out.errands.append(_errand(asked, trees, seconds))
+            out.errands.append(Errand.of(asked.name, [min(r.max_depth, r.budget) for r in requests], seconds))
 
     def observe(self, drafted: Drafted, verdicts: Sequence[Verdict]) -> None:
         """Tell every drafter what became of its drafts; of requests that are over it has heard the last."""
@@ -295,14 +295,6 @@ class Drafting:
     def _drop(self, name: str, requests: Sequence[RequestView], why: str) -> None:
         note(f"Drafter {name!r} {why}. {len(requests)} request(s) go on without drafts; their text is unaffected.")
         self._forbid((r.id, name) for r in requests)
-
-
-def _errand(asked: Asked, trees: Sequence[Tree], seconds: float) -> Errand:
-    count = len(trees)
-    if asked.name in WEIGHTLESS:
-        return Errand(asked.name, count, 1, count, seconds)
-    levels = [min(r.max_depth, r.budget) for r in asked.view.requests]
-    return Errand(asked.name, count, max(levels), sum(levels), seconds)
 
 
 def _own_verdict(drafted: Drafted, i: int, name: str, verdict: Verdict) -> tuple[Tree, Verdict]:

@@ -398,11 +398,8 @@ class Engine:
         ]
 
     def _load(self, plan: Plan) -> Load:
-        ready = plan.ready
-        context = sum(len(p.request.tokens) for p in ready) / max(1, len(ready))
         running, waiting = len(self.scheduler.running), len(self.scheduler.waiting)
-        room = (self.config.max_batch_tokens - sum(p.piece for p in plan.parts)) // max(1, len(ready))
-        return Load(running, waiting, plan.num_prefill_tokens, context, room)
+        return plan.load(running, waiting, self.config.max_batch_tokens)
 
     def _run_on(self, plan: Plan, drafted: Drafted) -> frozenset[int] | None:
         """Let the runner choose some tokens in one step, where nobody waits for a turn and nothing is drafted: what surrounds

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from headstart.core import PENDING, Request
 from headstart.kv import KVPool
+from headstart.policy import Load
 
 
 @dataclass(eq=False)
@@ -38,6 +39,14 @@ class Plan:
     @property
     def num_prefill_tokens(self) -> int:
         return sum(p.piece - p.ready for p in self.parts)
+
+    def load(self, num_running: int, num_waiting: int, max_batch_tokens: int) -> Load:
+        """How busy this step is."""
+        ready = self.ready
+        count = max(1, len(ready))
+        context = sum(len(p.request.tokens) for p in ready) / count
+        room = (max_batch_tokens - sum(p.piece for p in self.parts)) // count
+        return Load(num_running, num_waiting, self.num_prefill_tokens, context, room)
 
 
 class Scheduler:

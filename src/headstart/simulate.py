@@ -354,10 +354,7 @@ class Replay:
         return StepTimes(drafting, target, 0, 0, rows, plan.num_prefill_tokens, period, reach, seen, produced)
 
     def _load(self, plan: Plan) -> Load:
-        ready = plan.ready
-        context = sum(len(p.request.tokens) for p in ready) / max(1, len(ready))
-        room = (self.setting.max_batch_tokens - sum(p.piece for p in plan.parts)) // max(1, len(ready))
-        return Load(len(self.running), len(self.waiting), plan.num_prefill_tokens, context, room)
+        return plan.load(len(self.running), len(self.waiting), self.setting.max_batch_tokens)
 
     def _rows(self, plan: Plan, trees: Sequence[Tree]) -> tuple[int, float]:
         """Of the forward, and the context of all of them together."""
@@ -405,9 +402,8 @@ class Replay:
                 if wish.nodes:
                     levels.setdefault(name, []).append(depth)
         for name, own_levels in levels.items():
-            count, work = len(own_levels), self.machine.work.get(name) or Work()
-            deep, rows = (1, count) if name in WEIGHTLESS else (max(own_levels), sum(own_levels))
-            errands.append(Errand(name, count, deep, rows, work.of(deep, rows)))
+            errand, work = Errand.of(name, own_levels), self.machine.work.get(name) or Work()
+            errands.append(replace(errand, seconds=work.of(errand.levels, errand.rows)))
 
     def _ask(self, name: str, request: Request, depth: int) -> Tree:
         answers = self._answers[request.id]

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from headstart.config import HEADS, SpeculativeConfig
+from headstart.config import AUTO, HEADS, SpeculativeConfig
 from headstart.core import Draft, Reading, RequestView, Tree, Verdict, View
 from headstart.errors import ConfigError, nearest
 
@@ -129,7 +129,7 @@ def find(config: SpeculativeConfig) -> Factory:
         return getattr(importlib.import_module(f"{__name__}.{module}"), attribute)
     if "." in name:
         return _dotted(name)
-    raise ConfigError(f"Unknown drafting method {name!r}.{nearest(name, ['none', *BUILT_IN, *_factories])}")
+    raise ConfigError(f"Unknown drafting method {name!r}.{nearest(name, ['none', AUTO, *BUILT_IN, *_factories])}")
 
 
 def _dotted(name: str) -> Factory:

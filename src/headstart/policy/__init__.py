@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from headstart.core import Request, Tree, Verdict
+from headstart.drafters import WEIGHTLESS
 from headstart.policy.explain import Explanation
 
 
@@ -46,7 +47,14 @@ class Errand:
     requests: int
     levels: int  # tokens that it drafted one after the other
     rows: int  # tokens that it drafted in all
-    seconds: float
+    seconds: float = 0.0
+
+    @staticmethod
+    def of(name: str, depths: Sequence[int], seconds: float = 0.0) -> Errand:
+        """Drafts of at most such depths; one without weights makes each in one go."""
+        count = len(depths)
+        levels, rows = (1, count) if name in WEIGHTLESS else (max(depths), sum(depths))
+        return Errand(name, count, levels, rows, seconds)
 
 
 @dataclass(frozen=True)

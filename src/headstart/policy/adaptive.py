@@ -65,22 +65,6 @@ class Pace:
 
 
 @dataclass
-class Yield:
-    """Tokens that came, and that plain steps would have brought in the same time; both fade."""
-
-    came: float = 0.0
-    plain: float = 0.0
-
-    def add(self, came: float, plain: float) -> None:
-        self.came += came - 0.03 * self.came
-        self.plain += plain - 0.03 * self.plain
-
-    @property
-    def gain(self) -> float:
-        return self.came / self.plain if self.plain else 1.0
-
-
-@dataclass
 class Book:
     """What became of one drafter's work, over all requests."""
 
@@ -90,19 +74,20 @@ class Book:
 
 
 @dataclass
-class Hopes:
-    """What a drafter was asked for, in tokens, and what its drafts then promised; both fade."""
+class Share:
+    """What came of what was expected, in tokens; both sums fade."""
 
-    hoped: float = 0.0
-    promised: float = 0.0
+    fades: float
+    expected: float = 0.0
+    came: float = 0.0
 
-    def add(self, hoped: float, promised: float, fades: float = 0.1) -> None:
-        self.hoped += hoped - fades * self.hoped
-        self.promised += promised - fades * self.promised
+    def add(self, expected: float, came: float) -> None:
+        self.expected += expected - self.fades * self.expected
+        self.came += came - self.fades * self.came
 
-    def truth(self, before: float) -> float:
-        """How much of a hope comes true; `before` is what is thought where nothing is known."""
-        return (self.promised + before) / (self.hoped + 1.0)
+    def value(self, before: float = 1.0, weight: float = 1.0) -> float:
+        """`before` is what is thought where nothing is known, and counts for so many tokens."""
+        return (self.came + weight * before) / (self.expected + weight)
 
 
 @dataclass
@@ -127,18 +112,16 @@ class AdaptivePolicy:
     def __init__(self, config: SpeculativeConfig, choices: Choices) -> None:
         self.fixed, self.choices = FixedPolicy(config, choices), choices
         self.costs, self.errands, self.beliefs = Costs(), Errands(), Beliefs()
-        self.yields = Yield()
-        self.word = Hopes()  # what nodes promised that were verified, and how many were accepted
+        self.yields = Share(0.03)  # tokens that came, of those that plain steps would have brought in the same time
+        self.word = Share(0.02)  # nodes that were accepted, of those that chances promised of what was verified
         self._promised = 0.0  # by those of this step
         self._deepest = min(DEEPEST, config.num_speculative_tokens)
         self._branches = config.nodes // max(1, config.num_speculative_tokens)
-        self._around = {
-            False: Mean(),
-            True: Mean(),
-        }  # seconds of a step outside its forward and drafters: nobody asked, some
+        self._around = {False: Mean(), True: Mean()}  # seconds beside forward and drafters: nobody was asked, some were
         self._paces: dict[tuple[str, str], Pace] = {}
-        self._hopes: dict[tuple[str, str], Hopes] = {}  # of a request and a drafter; of "" and a drafter: of all
-        self._hoped: dict[tuple[str, str], float] = {}  # of this step
+        # what drafts promise of what was hoped, by request ("": all) and drafter; and what is hoped in this step
+        self._hopes: dict[tuple[str, str], Share] = {}
+        self._hoped: dict[tuple[str, str], float] = {}
         self.books: dict[str, Book] = {}
         self.plain_steps = 0
         self._since_plain = 0
@@ -156,9 +139,14 @@ class AdaptivePolicy:
         """Of a step without drafts."""
         return self.costs.of(company, context) + self._around[False].value
 
+    @property
+    def _gain(self) -> float:
+        """Over plain decoding."""
+        return self.yields.value(weight=0.0) if self.yields.expected else 1.0
+
     def rate(self, company: int, context: float = 0.0) -> float:
         """Tokens per second at which this engine works now."""
-        return max(1.0, self.yields.gain) * company / self.plain_seconds(company, context)
+        return max(1.0, self._gain) * company / self.plain_seconds(company, context)
 
     def _rate(self, company: int, load: Load) -> float:
         """What a second is worth in this step: it is taken from all that run, those too that still read their prompts."""
@@ -225,14 +213,17 @@ class AdaptivePolicy:
     def _price_of_asking(self, name: str, load: Load) -> float:
         """Tokens that the time is worth in which a drafter without weights answers for one request."""
         company = max(1, load.num_running)
-        extra = max(0.0, self._around[True].value - self._around[False].value)
-        return self._rate(company, load) * (self.errands.of(name, 1, company) + extra) / company
+        return self._rate(company, load) * (self.errands.of(name, 1, company) + self._extra) / company
 
     def _interval(self, name: str, levels: int, rows: int, load: Load) -> float:
         """Steps between two questions in vain, so that they take little of the time."""
-        extra = max(0.0, self._around[True].value - self._around[False].value)
         step = self.plain_seconds(max(1, load.num_running), load.context)
-        return (self.errands.of(name, levels, rows) + extra) / (FREE_PROBES * step)
+        return (self.errands.of(name, levels, rows) + self._extra) / (FREE_PROBES * step)
+
+    @property
+    def _extra(self) -> float:
+        """Seconds that a step takes longer where somebody is asked, beside the drafters' own."""
+        return max(0.0, self._around[True].value - self._around[False].value)
 
     def _dear(
         self, requests: Sequence[Request], proposals: Sequence[Proposals], most: Sequence[int], load: Load
@@ -292,9 +283,9 @@ class AdaptivePolicy:
     def _truth(self, request: Request, name: str) -> float:
         """How much of such a hope comes true."""
         general = self._hopes.get(("", name))
-        before = 1.0 if general is None else general.truth(1.0)
+        before = 1.0 if general is None else general.value()
         own = self._hopes.get((request.id, name))
-        return before if own is None else own.truth(before)
+        return before if own is None else own.value(before)
 
     def _passengers(self, name: str, able: list[int], requests: Sequence[Request], load: Load) -> list[int]:
         """Requests that a drafter was not asked for lately, when it is asked for others anyway."""
@@ -324,21 +315,19 @@ class AdaptivePolicy:
         """Of all that was proposed, the nodes that are worth their rows."""
         found = self._find(requests, proposals)
         kept = [list(range(len(f.tree))) if f.tree.logq_rows is not None else [] for f in found]
-        open_to = [
+        free = [
             (i, f) for i, f in enumerate(found) if f.tree.logq_rows is None
         ]  # of what was drawn, nothing is left out
-        nodes = sorted((-chance, i, n) for i, f in open_to for n, chance in enumerate(f.chances))
+        nodes = sorted((-chance, i, n) for i, f in free for n, chance in enumerate(f.chances))
         most = self.fixed.most(requests, load)
         for _, i, node in nodes[: self._count([-c for c, _, _ in nodes], len(requests), load)] if nodes else ():
             if len(kept[i]) < most[i]:
                 kept[i].append(node)
         out = [tree.select(f.tree, sorted(own)) for f, own in zip(found, kept, strict=True)]
         for request, proposed, f, own in zip(requests, proposals, found, kept, strict=True):
-            self._note_pace(request, proposed, f, own)
+            self._note(request, proposed, f, own)
         self._book(proposals, out)
         self._promised = sum(f.chances[n] for f, own in zip(found, kept, strict=True) for n in own)
-        if self._hoped:
-            self._compare(requests, proposals, found, kept)
         self._purse, self._bill = self._purse - self._bill, 0.0
         return out
 
@@ -352,63 +341,45 @@ class AdaptivePolicy:
             for name in t.origins or ():
                 self.books[name].verified += 1
 
-    def _compare(
-        self,
-        requests: Sequence[Request],
-        proposals: Sequence[Proposals],
-        found: Sequence[Found],
-        kept: Sequence[list[int]],
-    ) -> None:
-        """Book what drafters were asked for against what their drafts promise."""
-        for request, proposed, f, own in zip(requests, proposals, found, kept, strict=True):
-            for name in proposed:
-                if (hoped := self._hoped.get((request.id, name))) is not None:
-                    origins = f.tree.origins or ()
-                    promised = sum(f.chances[n] - self._least for n in own if origins[n] == name)
-                    for key in ((request.id, name), ("", name)):
-                        self._hopes.setdefault(key, Hopes()).add(hoped, promised)
-
     def _count(self, chances: list[float], company: int, load: Load) -> int:
         """How many nodes, likeliest first, are worth most after what their rows cost."""
-        tokens = min(1.0, self.word.truth(1.0)) * np.concatenate([[0.0], np.cumsum(chances)])
+        tokens = min(1.0, self.word.value()) * np.concatenate([[0.0], np.cumsum(chances)])
         seconds = self.costs.span(company + load.num_prefill_tokens, len(tokens), load.context)
         worth = tokens - ROW_MARGIN * self._rate(company, load) * (seconds - seconds[0])
         best = int(worth.argmax())
         return best if worth[best] > LEAST else 0
 
-    def _note_pace(self, request: Request, proposals: Proposals, found: Found, kept: list[int]) -> None:
+    def _note(self, request: Request, proposals: Proposals, found: Found, kept: list[int]) -> None:
+        """What asking has brought, drafter by drafter; and what was hoped of it."""
         origins = found.tree.origins or ()
         for name in self.choices(request):
             if name in proposals:
                 gained = sum(found.chances[n] - self._least for n in kept if origins[n] == name)
                 self._paces.setdefault((request.id, name), Pace()).add(gained)
+                if (hoped := self._hoped.get((request.id, name))) is not None:
+                    for key in ((request.id, name), ("", name)):
+                        self._hopes.setdefault(key, Share(0.1)).add(hoped, gained)
             elif (known := self._paces.get((request.id, name))) is not None:
                 known.asked += 1
 
     def _find(self, requests: Sequence[Request], proposals: Sequence[Proposals]) -> list[Found]:
         """One tree for each request of what was proposed, with chances; without nodes that could not pay."""
-        return [
-            self._merge(r, own, self._least) if own else Found() for r, own in zip(requests, proposals, strict=True)
-        ]
+        return [self._merge(r, own) if own else Found() for r, own in zip(requests, proposals, strict=True)]
 
-    def _merge(self, request: Request, proposals: Proposals, least: float) -> Found:
-        parts = []
-        drawn = next((t for t in proposals.values() if t.logq_rows is not None), None)
-        if drawn is not None and len(
-            drawn
-        ):  # it was decided before: what was drawn must not decide whether it is verified
-            name = (drawn.origins or [""])[0]
-            if (request.id, name) not in self._claimed:
-                self._claimed[request.id, name] = self.beliefs.claim(request, name, drawn)
-            return Found(drawn, self._claimed[request.id, name])
-        for name, draft in proposals.items():
-            if len(draft):
-                chances = self._claimed.get((request.id, name))
-                if chances is None:
-                    chances = self._claimed[request.id, name] = self.beliefs.claim(request, name, draft, least)
-                if max(chances) > 0:
-                    parts.append((draft, chances))
+    def _merge(self, request: Request, proposals: Proposals) -> Found:
+        """What was drawn stands alone, and whole: what was drawn must not decide whether it is verified."""
+        drafts = [(name, draft) for name, draft in proposals.items() if len(draft)]
+        drawn = [(name, draft) for name, draft in drafts if draft.logq_rows is not None][:1]
+        least = 0.0 if drawn else self._least
+        parts = [(draft, self._claim(request, name, draft, least)) for name, draft in drawn or drafts]
+        parts = [(draft, chances) for draft, chances in parts if drawn or max(chances) > 0]
         return Found(*tree.merge(parts, least)) if parts else Found()
+
+    def _claim(self, request: Request, name: str, draft: Tree, least: float) -> list[float]:
+        """Chances of its nodes; a draft is claimed once in a step."""
+        if (request.id, name) not in self._claimed:
+            self._claimed[request.id, name] = self.beliefs.claim(request, name, draft, least)
+        return self._claimed[request.id, name]
 
     # ------------------------------------------------------------------ after the step
     def learn(self, times: StepTimes, requests: Sequence[Request], verdicts: Sequence[Verdict]) -> None:
@@ -417,7 +388,7 @@ class AdaptivePolicy:
         for errand in times.errands:
             self.errands.learn(errand)
         if self._promised:  # what is chosen because it seems likely is likely to be overrated
-            self.word.add(self._promised, times.produced - len(requests), 0.02)
+            self.word.add(self._promised, times.produced - len(requests))
             self._promised = 0.0
         if times.num_prefill_tokens or not requests:
             return
@@ -425,7 +396,7 @@ class AdaptivePolicy:
         drafting = sum(e.seconds for e in times.errands)
         self._around[bool(times.errands)].add(max(0.0, times.period - times.target - drafting))
         plain = self.plain_seconds(len(requests), times.reach / max(1, times.num_tokens))
-        self.yields.add(times.produced, len(requests) * times.period / plain)
+        self.yields.add(len(requests) * times.period / plain, times.produced)
         is_plain = times.num_tokens == len(requests)
         self.plain_steps += is_plain
         self._since_plain = 0 if is_plain else self._since_plain + 1
@@ -439,10 +410,10 @@ class AdaptivePolicy:
         row = self.costs.of(company + 1, context) - self.costs.of(company, context)
         return Explanation(
             policy="adaptive",
-            speedup_estimate=self.yields.gain,
+            speedup_estimate=self._gain,
             plain_steps=self.plain_steps,
             running=company,
-            tokens_per_second=self.yields.gain * company / self.plain_seconds(company, context),
+            tokens_per_second=self._gain * company / self.plain_seconds(company, context),
             plain_milliseconds=1e3 * self.plain_seconds(company, context),
             row_milliseconds=1e3 * row,
             break_even=max(0.0, rate * row),

@@ -53,7 +53,7 @@ class Explanation:
 
 def _of_drafter(name: str, tried: Tried) -> str:
     if tried.right is None:
-        return f"{name} was not heard yet."
+        return f"{name} was asked in {tried.asked} steps, and the text has not told yet whether it is right."
     need = f"it needs {tried.break_even:.0%}" if tried.break_even <= 1 else "no chance would be enough"
     pays = "pays" if tried.right >= tried.break_even else "does not pay"
     return (
