@@ -37,6 +37,7 @@ ORDER = [
     "simulate",
     "drafting",
     "engine",
+    "rehearse",
     "loop",
     "llm",
     "server",

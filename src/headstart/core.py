@@ -23,6 +23,7 @@ from headstart.errors import BadInput
 if TYPE_CHECKING:
     import torch
 
+NO_SPACE = -1  # of a request whose KV is shared with nobody
 PENDING = -1  # stands for a token that the device has chosen and the host does not know yet
 _ids = itertools.count()
 

@@ -49,6 +49,7 @@ class Drafted:
         self.depth = [0] * count  # tokens of each tree that may be accepted
         self.asked: list[Asked] = []
         self.errands: list[Errand] = []
+        self.wishes: list[Wishes] = [{} for _ in range(count)]  # what they were asked for
         self.mail: list[tuple[Draft, list[int]]] = []  # drafts that only the device knows; for whom
         self._drawn: dict[tuple[int, str], torch.Tensor] = {}  # distributions that nodes were drawn from
 
@@ -163,6 +164,8 @@ class Drafting:
         left: Left | None = None,
     ) -> None:
         """Ask each drafter once, for all requests that wish it, and once more for those with a seat on the device."""
+        for kept, own in zip(out.wishes, wishes, strict=True):
+            kept.update(own)
         groups: dict[tuple[str, bool], list[int]] = {}
         for i, (part, own) in enumerate(zip(ready, wishes, strict=True)):
             for name, wish in own.items():
@@ -192,7 +195,11 @@ class Drafting:
 
     def excuse(self, request: Request) -> None:
         """This request goes without the drafters that read along."""
-        self._forbid((request.id, n) for n in self.readers(request))
+        self._forbid([(request.id, n) for n in self.readers(request)])
+
+    def are_ahead(self, names: Iterable[str]) -> bool:
+        """Can all of these draft before the host knows the last tokens?"""
+        return all(self.drafters[name].ahead for name in names)
 
     def add(self, request: Request) -> None:
         """A request comes; an unknown drafter is said now."""

@@ -21,7 +21,7 @@ import torch
 
 from headstart import sampling, tree, verify
 from headstart.config import EngineConfig, SpeculativeConfig
-from headstart.core import PENDING, Batch, Choice, Chunk, Forward, Reading, Request, Segment, Tree, Verdict
+from headstart.core import NO_SPACE, PENDING, Batch, Choice, Chunk, Forward, Reading, Request, Segment, Tree, Verdict
 from headstart.delivery import Decode, Delivery, Parcel
 from headstart.drafters import Surroundings
 from headstart.drafting import Drafted, Drafting, Left
@@ -118,7 +118,7 @@ class Engine:
         self.max_len = min(max_len, self.pool.num_slots - 1)
         self.scheduler = Scheduler(self.pool, config.max_num_seqs, config.max_batch_tokens, self.max_len)
         self.drafting = Drafting(speculative or SpeculativeConfig(), around or Surroundings(runner.vocab_size))
-        self.policy: Policy = policy or make_policy(self.drafting.config, self.drafting.choices)
+        self.policy: Policy = policy or make_policy(self.drafting.config, self.drafting.choices, runner.chooses)
         self.delivery = Delivery(decode)
         for drafter in self.drafting.drafters.values():
             drafter.allocate(self.pool.num_slots)
@@ -294,14 +294,17 @@ class Engine:
         ready = [p.request for p in flight.plan.ready if p.request.finish_reason is None]
         load = Load(len(self.scheduler.running), len(self.scheduler.waiting), 0)
         wishes = self.policy.ask(ready, [{} for _ in ready], load)
-        return all(self._may_go_on(r, bool(own)) for r, own in zip(ready, wishes, strict=True))
+        return all(self._may_go_on(r, own) for r, own in zip(ready, wishes, strict=True))
 
-    def _may_go_on(self, request: Request, drafts: bool) -> bool:
+    def _may_go_on(self, request: Request, wishes: Wishes) -> bool:
         """Can its next draft be made on the device? What a step left for a drafter to read is gone when the next one runs, so
-        that drafter has to be asked there, and has to have read what was before."""
+        that drafter has to be asked there, and has to have read what was before; or be done with this text."""
+        if not wishes:
+            return not self.drafting.reads(request) or self.policy.dismisses(request)
+        ahead = self._has_seat(request) and self.drafting.are_ahead(wishes)
         if self.drafting.reads(request):
-            return drafts and self._has_seat(request) and request.num_output > 0
-        return not drafts or not self._drafts_for(request) or self._has_seat(request)
+            return ahead and request.num_output > 0
+        return ahead or not self._drafts_for(request)
 
     def _is_known(self, part: Planned, depth: int) -> bool:
         """Will the device know all that the request's next step needs? Where this one may end the text, none is to follow."""
@@ -381,10 +384,15 @@ class Engine:
         step leaves for them is gone when the next one runs."""
         requests = [p.request for p in plan.ready]
         wishes = self.policy.ask(requests, out.proposals, load)
-        if follows and not any(out.proposals):
-            for part, own in zip(plan.ready, wishes, strict=True):
-                if part.seat >= 0 and not own:
-                    own |= {name: Wish(0, 0) for name in self.drafting.readers(part.request)}
+        if any(out.proposals):
+            return wishes
+        for part, own in zip(plan.ready, wishes, strict=True):
+            if not own and (names := self.drafting.readers(part.request)):
+                if self.policy.dismisses(part.request):
+                    self.drafting.excuse(part.request)
+                    part.request.space = NO_SPACE
+                elif follows and part.seat >= 0:
+                    own |= {name: Wish(0, 0) for name in names}
         return wishes
 
     def _reserve(self, plan: Plan, wishes: list[Wishes], follows: bool) -> list[Wishes]:
@@ -695,6 +703,7 @@ class Engine:
         times = StepTimes(
             laps["draft"], target, laps["verify"], laps["host"], rows, prefill, target + around, reach,
             tuple(flight.drafted.errands), produced, laps["policy"],
+            flight.drafted.wishes, [len(t) for t in flight.drafted.trees],
         )  # fmt: skip
         if not prefill and not ran:
             self._compare(flight, verdicts, period)

@@ -19,6 +19,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from headstart.core import NO_SPACE
+
 Text = list[tuple[int, int]]  # sealed pages in order, each with its serial
 ROOT = 0  # the serial before the first page; spaces, which do not share, count down from here
 NOTHING = np.empty(0, dtype=np.int64)
@@ -123,7 +125,8 @@ class KVPool:
         lie in KV."""
         table = self.tables.setdefault(request_id, Table())
         size = self.page_size
-        while self.share_prefixes and computed == len(table.serials) * size and computed + size <= limit:
+        shares = self.share_prefixes and space != NO_SPACE
+        while shares and computed == len(table.serials) * size and computed + size <= limit:
             key = (table.serials[-1] if table.serials else ROOT - space, tuple(tokens[computed : computed + size]))
             hit = self._sealed.get(key)
             if hit is None:
@@ -141,7 +144,7 @@ class KVPool:
         """Register the full pages among the first `known` tokens, which are in KV or will be after this forward."""
         table = self.tables[request_id]
         size = self.page_size
-        while self.share_prefixes and (len(table.serials) + 1) * size <= known:
+        while self.share_prefixes and space != NO_SPACE and (len(table.serials) + 1) * size <= known:
             i = len(table.serials)
             key = (table.serials[-1] if table.serials else ROOT - space, tuple(tokens[i * size : (i + 1) * size]))
             page = table.pages[i]

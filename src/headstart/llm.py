@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from headstart.models.heads import Head
     from headstart.models.load import Loaded
     from headstart.policy.adaptive import AdaptivePolicy
+    from headstart.policy.ahead import AheadPolicy
     from headstart.policy.explain import Explanation
     from headstart.policy.store import Store
 
@@ -464,13 +465,11 @@ def start_engine(
     from headstart.loop import EngineLoop
     from headstart.models.runners import make_runner
     from headstart.policy.adaptive import AdaptivePolicy
+    from headstart.policy.ahead import AheadPolicy
 
     wide = engine_config.wide_weights if engine_config.wide_weights is not None else config.method != "none"
     how = engine_config
     runner = make_runner(model.model, how.fuse, wide, how.kernels, how.deterministic, how.quantize)
-    if config.method == AUTO and runner.chooses:
-        note("auto does not decide on GPUs yet: plain decoding. Name a method to draft with, such as eagle3 or ngram.")
-        config, head, draft = SpeculativeConfig(), None, None
     share = 0.2 if config.method == "draft_model" or draft is not None else 0.0  # of the KV memory, for the draft's own
     spare = runner.needs_bytes(engine_config.max_batch_tokens) * (2 if draft else 1)
     memory = engine_config.kv_memory or _kv_memory(runner.device, spare)
@@ -503,11 +502,26 @@ def start_engine(
         note(f"static_tree has {config.nodes} nodes, and drafts keep the first that fit: see max_batch_tokens.")
     decode = None if model.tokenizer is None else model.tokenizer.decode
     engine = Engine(runner, engine_config, model.max_len, pages, config, around, decode)
-    nodes = config.nodes if config.method != "none" else 0
+    decides = isinstance(engine.policy, AheadPolicy)  # then a rehearsal prepares all sizes
+    nodes = config.nodes if config.method != "none" and not decides else 0
     runner.warm_up(nodes, config.tree or config.method in ("suffix", AUTO), engine.drafting.taps)
     if isinstance(engine.policy, AdaptivePolicy):
         _measure(engine, engine.policy, _store(model, runner, engine_config))
+    elif isinstance(engine.policy, AheadPolicy):
+        _rehearse(engine, engine.policy)
     return EngineLoop(engine)
+
+
+def _rehearse(engine: Any, policy: AheadPolicy) -> None:
+    """How long steps take on this device, with each way to draft. Without it there are no drafts."""
+    from headstart.engine import StepFailed
+    from headstart.rehearse import rehearse
+
+    try:
+        rehearse(engine, policy)
+    except StepFailed as error:
+        policy.forget_periods()
+        note(f"Drafting could not be tried on this device, so there is none: {error.__cause__!r}.")
 
 
 def _measure(engine: Any, policy: AdaptivePolicy, store: Store) -> None:

@@ -24,9 +24,15 @@ from headstart.errors import ConfigError
 
 Path = tuple[int, ...]
 Shape = tuple[Path, ...]
+Size = tuple[int, int]  # nodes, and how deep; a chain has as many of both
 Chances = Sequence[Sequence[float]]  # [depth - 1][rank]: that this candidate is right, given that its parent is
 
 MOST_NODES, MOST_RANKS = 4096, 1024
+USUAL_SIZES: tuple[Size, ...] = (
+    (2, 2),
+    (4, 4),
+    (15, 5),
+)  # of drafts on a device, where a policy chooses: few, since each has graphs of its own
 GUESS = (
     0.6,
     0.35,
@@ -212,3 +218,12 @@ def wide_shape(depth: int, ranks: int, nodes: int) -> Shape:
 def _guessed(path: Path) -> float:
     first, further = GUESS
     return first ** len(path) * further ** sum(path)
+
+
+def within(sizes: Sequence[Size], most_depth: int, most_nodes: int) -> list[Size]:
+    """These sizes, the smallest first, none of them larger than that. A chain stays one."""
+    out = set()
+    for nodes, depth in sizes:
+        shallow = min(depth, most_depth, most_nodes)
+        out.add((shallow if nodes == depth else max(shallow, min(nodes, most_nodes)), shallow))
+    return sorted(size for size in out if size[1] > 0)

@@ -200,9 +200,9 @@ def test_library_products_follow_too(monkeypatch) -> None:
     assert flights.count
 
 
-def test_a_policy_that_looks_at_drafts_gets_them_on_the_host() -> None:
-    e = engine(small(), NGRAM | {"policy": "adaptive"})
-    assert e.texts is None and run(e, asked(12)) == [w[:12] for w in wanted()]
+def test_a_policy_that_has_measured_nothing_drafts_nothing() -> None:
+    e, rs = engine(small(), NGRAM | {"policy": "adaptive"}), asked(12)
+    assert run(e, rs) == [w[:12] for w in wanted()] and not any(r.stats.drafted for r in rs)
 
 
 def test_drafts_of_different_lengths_stay_in_their_own_rows() -> None:

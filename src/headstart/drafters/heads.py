@@ -45,7 +45,7 @@ from headstart.models.attention import Attends, Context
 from headstart.models.heads import Head
 from headstart.models.packing import step_up
 from headstart.sampling import Row, argmax, is_sure, top_scores
-from headstart.shapes import depth_of
+from headstart.shapes import USUAL_SIZES, depth_of, within
 
 if TYPE_CHECKING:
     from headstart.models.heads.grower import Grower
@@ -53,6 +53,7 @@ if TYPE_CHECKING:
 
 NO_SLOTS = np.empty(0, np.int64)
 SOME = 8  # rows from which on entries alone are worth a forward of their own
+TOP_K, WIDTH = 8, 8  # of trees that nobody has described
 EAGER = 64  # features of so many tokens are read at once; fewer wait until a draft is asked for
 
 
@@ -89,9 +90,9 @@ class HeadDrafter(GrowingDrafter):
         self.keys: list[torch.Tensor] = []
         self.values: list[torch.Tensor] = []
         self.num_slots = 0  # of the target; the head's own lie behind
-        self.growth = self._shape_on_device() if around.takes_mail else None
-        self.ahead = self.growth is not None
-        self.grower: Grower | None = None
+        self.growths = self._growths() if around.takes_mail else []
+        self.ahead = bool(self.growths)
+        self.growers: list[Grower] = []  # of these shapes, the smallest first
         self._trails: dict[str, Trail] = {}
         self._states: dict[str, torch.Tensor] = {}  # of a proposal: the root's, then those of what is expanded
         self._levels: dict[str, torch.Tensor] = {}  # of a proposal: logits of the first level, then those of its blanks
@@ -108,16 +109,15 @@ class HeadDrafter(GrowingDrafter):
         slots = num_slots + self.around.max_num_seqs * self._most_nodes()
         self.num_slots = num_slots
         with torch.inference_mode():
-            if self.growth is not None:
-                self.grower = self._make_grower(self.growth, num_slots)
-                slots = max(slots, self.grower.slots)
+            self.growers = [self._make_grower(g, num_slots) for g in self.growths]
+            slots = max([slots, *(g.slots for g in self.growers)])
             for pool, dim in ((self.keys, "key_dim"), (self.values, "value_dim")):
                 pool[:] = [
                     torch.zeros(slots, s.kv_heads, getattr(s, dim), dtype=s.dtype, device=self.device)
                     for s in self.head.shapes
                 ]
-            if self.grower is not None:
-                self.grower.keys, self.grower.values = self.keys, self.values
+            for grower in self.growers:
+                grower.keys, grower.values = self.keys, self.values
 
     def _most_nodes(self) -> int:
         return self._room(self.config.num_speculative_tokens, self.config.nodes)
@@ -139,7 +139,7 @@ class HeadDrafter(GrowingDrafter):
             if r.start != trail.known or not self.head.shapes:  # taken over from others, or computed anew
                 trail.read, trail.features, trail.state = r.start, [], None
             trail.features.append(own)
-        most = EAGER if self.grower is None else 1  # the device reads on from the last known token
+        most = 1 if self.growers else EAGER  # the device reads on from the last known token
         long = [r for r in readings if r.ends or r.known > most or self._trails[r.id].waiting >= EAGER]
         if self.head.remembers:
             return self._remember([(r.id, r.tokens, r.slots) for r in long], {r.id for r in long if r.ends})
@@ -171,24 +171,38 @@ class HeadDrafter(GrowingDrafter):
         self._trails.pop(request.id, None)
 
     def close(self) -> None:
-        self.keys, self.values, self.grower = [], [], None
+        self.keys, self.values, self.growers = [], [], []
 
     def describe(self) -> str:
         return f"{self.head.spec.kind} head, {self._drafts()}"
 
     # -------------------------------------------------------------- on the device
-    def _shape_on_device(self) -> DeviceGrowth | None:
-        """The shape of drafts that are made there; None where they are not."""
+    def _growths(self) -> list[DeviceGrowth]:
+        """The shapes of drafts that are made there, the smallest first; none where they are not."""
         from headstart.models.heads.grower import fits
         from headstart.models.kernels.growth import Growth as DeviceGrowth
 
         c, most = self.config, self.head.spec.max_depth
         if c.static_tree is not None:
-            return None
-        depth = c.num_speculative_tokens if most is None else min(most, c.num_speculative_tokens)
-        nodes = c.nodes if c.tree else depth
-        growth = DeviceGrowth(depth, self.top_k, self.width, nodes, c.p_min, c.p_split if c.tree else 0.0)
-        return growth if depth >= max(1, c.min_draft_tokens) and fits(self.head, growth) else None
+            return []
+        deepest = c.num_speculative_tokens if most is None else min(most, c.num_speculative_tokens)
+        sizes = [(c.nodes if c.tree else deepest, deepest)]
+        if c.policy == "adaptive":
+            sizes = within(USUAL_SIZES, deepest, c.nodes)
+        reads = max((depth for _, depth in sizes), default=0)
+        out = []
+        for nodes, depth in sizes:
+            top_k, width, split = (self.top_k, self.width, c.p_split) if c.tree else (1, 1, 0.0)
+            if nodes > depth and not c.tree:
+                top_k, width, split = TOP_K, WIDTH, 0.0
+            out.append(DeviceGrowth(depth, top_k, width, nodes, c.p_min, split, reads))
+        return [g for g in out if g.depth >= max(1, c.min_draft_tokens) and fits(self.head, g)]
+
+    def _grower(self, requests: Sequence[RequestView]) -> Grower:
+        """The smallest that drafts what these may have."""
+        nodes, depth = max(r.budget for r in requests), max(r.max_depth for r in requests)
+        enough = [g for g in self.growers if g.growth.nodes >= nodes and g.growth.depth >= min(depth, nodes)]
+        return (enough or self.growers[-1:])[0]
 
     def _make_grower(self, growth: DeviceGrowth, num_slots: int) -> Grower:
         from headstart.models.heads.grower import Grower
@@ -202,25 +216,25 @@ class HeadDrafter(GrowingDrafter):
     def _on_device(self, view: View, texts: DeviceTexts) -> Draft:
         """Drafts by mail, for the requests that the last forward left features of."""
         drafted = [r for r in view.requests if self._can_grow(r)]
-        if not drafted or view.step is None or self.grower is None:
+        if not drafted or view.step is None or not self.growers:
             return Draft.of([Tree() for _ in view.requests])
         self._catch_up([(r.id, r.tokens, r.slots) for r in drafted if self._has_more(r)])
-        g, count, padded = self.grower.growth, len(drafted), step_up(len(drafted))
+        grower, count, padded = self._grower(drafted), len(drafted), step_up(len(drafted))
         many = drafted + drafted[-1:] * (padded - count)
         numbers = texts.on_device([*(r.line for r in many), *(r.seat for r in many)])
-        found = self.grower.grow(view.step, texts, numbers, count)
+        found = grower.grow(view.step, texts, numbers, count)
         for r in drafted:
             trail = self._trails[r.id]
             trail.read, trail.features, trail.state = trail.known, [], None
-        return self._send(view, drafted, found, texts.read(found), g)
+        return self._send(view, drafted, found, texts.read(found), grower.growth)
 
     def _can_grow(self, r: RequestView) -> bool:
         """Does the device know how far the head has read this text, and is there room for a whole draft?"""
-        trail, g = self._trails.get(r.id), self.growth
-        if trail is None or g is None or r.line < 0 or (not r.budget and r.tokens[-1] != PENDING):
+        trail = self._trails.get(r.id)
+        if trail is None or not self.growths or r.line < 0 or (not r.budget and r.tokens[-1] != PENDING):
             return False
         told = r.tokens[-1] == PENDING or trail.known == len(r.tokens) - 1
-        return told and len(r.tokens) + 2 * g.depth < self.around.max_model_len
+        return told and len(r.tokens) + 2 * self.growths[-1].depth < self.around.max_model_len
 
     def _has_more(self, r: RequestView) -> bool:
         """Do features wait that the last forward did not leave? The device reads no others."""
@@ -325,8 +339,8 @@ class HeadDrafter(GrowingDrafter):
             return self.head.advance(level, state, token, position, None)
         batch = Batch(np.array(tokens), np.array(positions), segments, np.empty(0, np.int64))
         context: Attends
-        if self.grower is not None and all(s.parents is None for s in segments):
-            context = self.grower.context(batch)
+        if self.growers and all(s.parents is None for s in segments):
+            context = self.growers[0].context(batch)
         else:
             context = Context(batch, self.keys, self.values, self.device)
         return self.head.advance(level, state, token, position, context)

@@ -72,6 +72,8 @@ class StepTimes:
     errands: tuple[Errand, ...] = ()
     produced: int = 0  # tokens that joined texts
     policy: float = 0.0  # of deciding, in seconds
+    asked: Sequence[Wishes] = ()  # what drafters were asked for, for each request
+    drafted: Sequence[int] = ()  # nodes that were verified, for each request
 
 
 class Policy(Protocol):
@@ -80,6 +82,10 @@ class Policy(Protocol):
     def enlist(self, request: Request, load: Load) -> bool:
         """A request comes: shall drafters that read along with the target do so? It takes them time from the first token on,
         and they can serve it only then."""
+        ...
+
+    def dismisses(self, request: Request) -> bool:
+        """Shall those stop reading along? It is asked where they are not wished for, and they cannot serve it any more."""
         ...
 
     def ask(self, requests: Sequence[Request], proposals: Sequence[Proposals], load: Load) -> list[Wishes]:

@@ -26,6 +26,7 @@ from headstart.policy.beliefs import Beliefs
 from headstart.policy.costs import Costs, Errands
 from headstart.policy.explain import Explanation, Tried
 from headstart.policy.fixed import FixedPolicy
+from headstart.policy.shares import Share
 
 PROBES = 0.005  # share of the time that asking drafters with weights in vain may take,
 FREE_PROBES = 0.003  # and asking one without
@@ -71,23 +72,6 @@ class Book:
     asked: int = 0
     proposed: int = 0
     verified: int = 0
-
-
-@dataclass
-class Share:
-    """What came of what was expected, in tokens; both sums fade."""
-
-    fades: float
-    expected: float = 0.0
-    came: float = 0.0
-
-    def add(self, expected: float, came: float) -> None:
-        self.expected += expected - self.fades * self.expected
-        self.came += came - self.fades * self.came
-
-    def value(self, before: float = 1.0, weight: float = 1.0) -> float:
-        """`before` is what is thought where nothing is known, and counts for so many tokens."""
-        return (self.came + weight * before) / (self.expected + weight)
 
 
 @dataclass
@@ -172,6 +156,9 @@ class AdaptivePolicy:
             if worth.max() > LEAST:
                 return True
         return not names
+
+    def dismisses(self, request: Request) -> bool:
+        return False
 
     # ------------------------------------------------------------------ whom to ask
     def ask(self, requests: Sequence[Request], proposals: Sequence[Proposals], load: Load) -> list[Wishes]:

@@ -16,6 +16,9 @@ class Tried:
     right: float | None  # the chance of its first token now; None: it was never heard
     milliseconds: float  # that it takes for one token of one request
     break_even: float  # the chance that its first token needs to pay for its row and for the drafter's own time
+    size: str = ""  # where whole drafts are judged: the one that looks best,
+    brings: float = 0.0  # the tokens that it brings
+    needs: float = 0.0  # and has to bring, to pay for the time that a step takes longer
 
 
 @dataclass
@@ -44,14 +47,25 @@ class Explanation:
         out = [
             f"{self.speedup_estimate:.2f} times the tokens of plain decoding in the same time, by {self.plain_steps} plain "
             f"steps that were taken: {self.tokens_per_second:.1f} tokens/s.",
-            f"With {self.running} at once, a plain step takes {self.plain_milliseconds:.1f} ms and one more row "
-            f"{self.row_milliseconds:.2f} ms: a draft token pays from a chance of {self.break_even:.0%} on.",
+            f"With {self.running} at once, a plain step takes {self.plain_milliseconds:.2f} ms" + self._of_rows(),
         ]
         out += [_of_drafter(name, tried) for name, tried in self.drafters.items()]
         return [*out, f"Deciding took {self.deciding:.1%} of the time."]
 
+    def _of_rows(self) -> str:
+        if not self.row_milliseconds:
+            return "."
+        row, least = f"{self.row_milliseconds:.2f} ms", f"{self.break_even:.0%}"
+        return f" and one more row {row}: a draft token pays from a chance of {least} on."
+
 
 def _of_drafter(name: str, tried: Tried) -> str:
+    if tried.size:
+        pays = "pays" if tried.brings >= tried.needs else "does not pay"
+        return (
+            f"{name} {pays} now: a draft ({tried.size}) brings {tried.brings:.2f} tokens, it needs {tried.needs:.2f}. Asked in "
+            f"{tried.asked} steps, {tried.verified} tokens were verified; {tried.milliseconds:.3f} ms each."
+        )
     if tried.right is None:
         return f"{name} was asked in {tried.asked} steps, and the text has not told yet whether it is right."
     need = f"it needs {tried.break_even:.0%}" if tried.break_even <= 1 else "no chance would be enough"

@@ -37,11 +37,12 @@ class Growth:
     nodes: int
     p_min: float = 0.0
     p_split: float = 0.0
+    reads: int = 0  # tokens of a draft that the last step may have accepted, where that was deeper
 
     @property
     def rows(self) -> int:
         """Most rows that a step of the target accepts, its root included."""
-        return self.depth + 1
+        return max(self.depth, self.reads) + 1
 
     @property
     def expanded(self) -> int:

@@ -1,0 +1,105 @@
+"""How long steps really take where drafts are made before anyone has seen them: by mode, and by how many requests there are.
+
+On a device that is given its next step before the last one is over, parts of a step cannot be timed by themselves, and need
+not: what counts is from one step to the next. It is measured at load with requests that are made up (`rehearse`), and kept true
+by real steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from headstart import shapes
+
+SHIFT, FOLLOW = 0.06, 0.02  # how far one step moves all modes, and its own: most of what changes is the same for all
+WILD = 2.5  # a step that took so many times what was expected tells nothing: a graph was made, or somebody used the machine
+
+
+@dataclass(frozen=True)
+class Mode:
+    """One drafter, and how much it is asked for."""
+
+    drafter: str
+    nodes: int
+    depth: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.drafter} {self.depth}" if self.nodes == self.depth else f"{self.drafter} {self.nodes}x{self.depth}"
+        )
+
+
+Key = Mode | None  # None: nobody drafts
+
+
+class Periods:
+    """Seconds from one step to the next; between measured numbers of requests, a line."""
+
+    def __init__(self) -> None:
+        self._points: dict[Key, dict[int, float]] = {}
+        self._lines: dict[Key, tuple[np.ndarray, np.ndarray]] = {}
+        self._own: dict[Key, float] = {}
+        self._scale = 1.0
+
+    @property
+    def known(self) -> bool:
+        return None in self._points
+
+    def knows(self, mode: Key) -> bool:
+        return mode in self._points
+
+    def put(self, mode: Key, company: int, seconds: float) -> None:
+        """So it was measured."""
+        own = self._points.setdefault(mode, {})
+        own[company] = seconds
+        sizes = sorted(own)
+        self._lines[mode] = np.array(sizes, float), np.array([own[n] for n in sizes])
+
+    def of(self, mode: Key, company: int) -> float:
+        """All of them draft that way."""
+        return self._scale * self._own.get(mode, 1.0) * self._at(mode, company)
+
+    def _at(self, mode: Key, company: int) -> float:
+        sizes, seconds = self._lines[mode]
+        if company > sizes[-1] and len(sizes) > 1:
+            slope = (seconds[-1] - seconds[-2]) / (sizes[-1] - sizes[-2])
+            return float(seconds[-1] + max(0.0, slope) * (company - sizes[-1]))
+        return float(np.interp(company, sizes, seconds))
+
+    def extra(self, mode: Mode, count: int, company: int) -> float:
+        """Seconds that a step takes longer where so many of the company draft: no less than for these alone, and no less than
+        their share of what it takes for all."""
+        own = max(0.0, self.of(mode, count) - self.of(None, count))
+        return max(own, count / company * max(0.0, self.of(mode, company) - self.of(None, company)))
+
+    def learn(self, mode: Key, count: int, company: int, seconds: float) -> None:
+        """A real step of this company, of whom so many drafted."""
+        expected = self.of(None, company) + (self.extra(mode, count, company) if mode is not None else 0.0)
+        ratio = seconds / expected
+        if 1 / WILD < ratio < WILD:
+            self._scale *= ratio**SHIFT
+            self._own[mode] = self._own.get(mode, 1.0) * ratio**FOLLOW
+
+    def to_dict(self) -> dict[str, Any]:
+        """For people and for the simulator: "plain" and modes, by number of requests."""
+        names = {mode: "plain" if mode is None else str(mode) for mode in self._points}
+        return {names[mode]: {str(n): self.of(mode, n) for n in own} for mode, own in self._points.items()}
+
+
+SIZES: Mapping[str, Sequence[shapes.Size]] = {
+    "ngram": ((3, 3), (6, 6)),
+    "suffix": ((8, 8),),
+    "draft_model": ((3, 3), (5, 5)),
+}
+
+
+def modes_of(names: Sequence[str], most_depth: int, most_nodes: int) -> list[Mode]:
+    """The ways to draft that are told apart, within what a user allows."""
+    usual = shapes.USUAL_SIZES
+    return [
+        Mode(name, *size) for name in names for size in shapes.within(SIZES.get(name, usual), most_depth, most_nodes)
+    ]

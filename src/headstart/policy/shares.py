@@ -1,0 +1,27 @@
+"""How much of what was expected came."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass
+class Share:
+    """What came of what was expected, in tokens; both sums fade."""
+
+    fades: float
+    expected: float = 0.0
+    came: float = 0.0
+
+    def add(self, expected: float, came: float) -> None:
+        self.expected += expected - self.fades * self.expected
+        self.came += came - self.fades * self.came
+
+    def fade(self, left: float) -> None:
+        """So much of what is known still counts."""
+        self.expected *= left
+        self.came *= left
+
+    def value(self, before: float = 1.0, weight: float = 1.0) -> float:
+        """`before` is what is thought where nothing is known, and counts for so many tokens."""
+        return (self.came + weight * before) / (self.expected + weight)

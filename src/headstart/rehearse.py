@@ -1,0 +1,91 @@
+"""Steps with requests that are made up: to know how long each way to draft takes on this device, and to have its graphs ready.
+
+The texts repeat themselves, so that whoever looks for what was there before finds it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from headstart.core import Request, RequestSpeculation, SamplingParams
+from headstart.engine import Engine
+from headstart.policy.ahead import AheadPolicy
+from headstart.policy.periods import Mode
+from headstart.progress import bar
+
+COMPANIES = (1, 2, 4, 8, 16, 32, 64)
+PROMPT, PATTERN = 64, 8  # tokens of a made-up text, and after how many it repeats itself
+WARM, TIMED = 6, 14  # steps before and while times are taken
+MOST_TOKENS = 8  # that a step may bring
+
+
+def rehearse(engine: Engine, policy: AheadPolicy) -> None:
+    """Fill in the policy's periods: plain steps, and each mode of each drafter, for 1, 2, 4, ... requests."""
+    modes = {name: policy.modes([name]) for name in engine.drafting.drafters}
+    if not modes:
+        return
+    policy.rehearses = True
+    try:
+        sizes = companies(engine, modes)
+        with bar("Measuring this device", len(sizes) * (1 + len(modes)), "parts") as done:
+            for company in sizes:
+                _play(engine, policy, company, None, [None])
+                done(1)
+                for name, own in modes.items():
+                    _play(engine, policy, company, name, [m for m in own if _fits(engine, m, company)])
+                    done(1)
+    finally:
+        policy.rehearses, policy.ordered = False, None
+
+
+def companies(engine: Engine, modes: dict[str, list[Mode]]) -> list[int]:
+    """As many requests as run at once, as far as there is memory for all they may write here."""
+    longest = PROMPT + (WARM + TIMED) * MOST_TOKENS * max(1, *(len(own) for own in modes.values()))
+    if longest + MOST_TOKENS > engine.max_len:
+        return []
+    most = min(engine.config.max_num_seqs, engine.pool.num_slots // (longest + engine.config.page_size))
+    return sorted({n for n in COMPANIES if n <= most} | ({most} if 0 < most < COMPANIES[-1] else set()))
+
+
+def _fits(engine: Engine, mode: Mode, company: int) -> bool:
+    return company * (1 + mode.nodes) <= engine.config.max_batch_tokens
+
+
+def _play(engine: Engine, policy: AheadPolicy, company: int, name: str | None, modes: Sequence[Mode | None]) -> None:
+    """These modes one after the other, with requests for one drafter."""
+    requests = list(_made_up(engine, company, name))
+    for request in requests:
+        engine.add(request)
+    try:
+        policy.ordered = None
+        while any(not r.num_output for r in requests):
+            engine.step()
+        for mode in modes:
+            policy.order(mode)
+            seconds = [_seconds(engine) for _ in range(WARM + TIMED)][WARM:]
+            if all(r.finish_reason is None for r in requests):
+                policy.periods.put(mode, company, float(np.median(seconds)))
+    finally:
+        for request in requests:
+            engine.abort(request)
+        while not engine.idle:
+            engine.step()
+
+
+def _seconds(engine: Engine) -> float:
+    begin = time.perf_counter()
+    engine.step()
+    return time.perf_counter() - begin
+
+
+def _made_up(engine: Engine, company: int, name: str | None) -> Iterator[Request]:
+    speculation = RequestSpeculation(enabled=name is not None, method=name)
+    tokens = engine.max_len - PROMPT - 1
+    vocab = engine.runner.vocab_size
+    for i in range(company):
+        pattern = [(997 * (i * PATTERN + k) + 11) % vocab for k in range(PATTERN)]
+        params = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
+        yield Request((pattern * (PROMPT // PATTERN + 1))[:PROMPT], params, seed=i, speculation=speculation)

@@ -1,0 +1,89 @@
+"""A policy that decides before drafts are known: whatever it decides, the text is the same; and a rehearsal leaves nothing."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+
+from headstart import rehearse
+from headstart.core import NO_SPACE
+from headstart.engine import Engine
+from headstart.models import kernel_runner
+from headstart.models.paged import Device
+from headstart.policy import Wish
+from headstart.policy.ahead import AheadPolicy
+from headstart.policy.periods import Mode
+from tests.harness import Drafts, engine, run
+from tests.interpreted.test_growth import LONG, asked, eagle, small, wanted
+
+AUTO: dict[str, Any] = {
+    "method": "auto", "prompt_lookup_min": 1, "num_speculative_tokens": 3, "num_draft_nodes": 5, "top_k": 2, "max_branches": 2,
+    "tree": True,
+}  # fmt: skip
+MODES = [Mode("ngram", 3, 3), Mode("eagle3", 2, 2), Mode("eagle3", 3, 3), Mode("eagle3", 5, 3)]
+
+
+@pytest.fixture(autouse=True)
+def _small_device(monkeypatch) -> None:
+    monkeypatch.setattr(kernel_runner, "device_limits", lambda device: Device(2, 1 << 16))
+
+
+def decided(**seconds: float) -> tuple[Engine, AheadPolicy]:
+    """An engine that knows what steps take: 1 second for a plain one, as much as is said with each drafter."""
+    e = engine(small(), AUTO, head=eagle())
+    assert isinstance(e.policy, AheadPolicy) and e.texts is not None
+    for mode in (None, *MODES):
+        e.policy.periods.put(mode, 1, 1.0 if mode is None else seconds.get(mode.drafter, 9.0))
+    return e, e.policy
+
+
+@pytest.mark.parametrize(
+    ("seconds", "names"), [({"eagle3": 1.01}, {"eagle3"}), ({"ngram": 1.01}, {"ngram"}), ({}, set())]
+)
+def test_what_pays_is_drafted_and_the_text_is_the_same(seconds: dict[str, float], names: set[str]) -> None:
+    e, _ = decided(**seconds)
+    drafts, rs = Drafts(e), asked()
+    assert run(e, rs, 2) == wanted()
+    assert {name for r in rs for name in r.stats.by_drafter} == names
+    assert bool(drafts.ahead) == bool(names)
+
+
+def test_modes_change_and_heads_let_go_while_steps_are_on_their_way(monkeypatch) -> None:
+    """Each decision is another one; the second request is dismissed after some tokens, the last one never reads along."""
+    e, policy = decided(eagle3=1.01)
+    turns, excused, excuse = itertools.cycle(range(1, 4)), [], e.drafting.excuse
+    monkeypatch.setattr(e.drafting, "excuse", lambda r: (excused.append(r), excuse(r)))
+
+    def decide(requests: Any, load: Any) -> None:
+        turn = next(turns)
+        policy._steps_left, policy._wishes, policy._modes = 1, {}, {}
+        for r in requests:
+            reads = e.drafting.reads(r)
+            if reads and r.seed == 1 and r.num_output > 3:
+                policy._dismissed.add(r.id)
+            elif reads or turn == 1 or r.seed == 1:
+                policy._modes[r.id] = MODES[turn] if reads else MODES[0]
+        policy._wishes = {id: {m.drafter: Wish(m.nodes, m.depth)} for id, m in policy._modes.items()}
+
+    monkeypatch.setattr(policy, "_decide", decide)
+    monkeypatch.setattr(policy, "enlist", lambda request, load: request.seed != 2)
+    drafts, rs = Drafts(e), asked(temperature=0.4)
+    assert run(e, rs) == wanted(heat=0.4)
+    assert drafts.ahead > 2 and set(excused) == {rs[1], rs[2]} and rs[1].space == NO_SPACE
+    assert ["eagle3" in r.stats.by_drafter for r in rs] == [True, True, False]
+
+
+def test_a_rehearsal_measures_every_mode_and_leaves_nothing(monkeypatch) -> None:
+    for name, value in dict(COMPANIES=(2,), PROMPT=6, PATTERN=3, WARM=1, TIMED=2, MOST_TOKENS=4).items():
+        monkeypatch.setattr(rehearse, name, value)
+    e = engine(small(), AUTO, head=eagle(), max_num_seqs=2)
+    policy = e.policy
+    assert isinstance(policy, AheadPolicy)
+    rehearse.rehearse(e, policy)
+    assert e.idle and e.pool.num_used == 0 and not policy.rehearses
+    known = [m for m in policy.modes(list(e.drafting.drafters)) if policy.periods.knows(m)]
+    assert {m.drafter for m in known} == {"ngram", "suffix", "eagle3"} and policy.periods.known
+    assert all(policy.periods.of(m, n) > 0 for m in [None, *known] for n in (1, 2, 7))
+    assert run(e, asked(6)) == [text[:6] for text in wanted(LONG)]

@@ -1,0 +1,229 @@
+"""A policy that decides before drafts are known, on a device that is made up: periods and chances are given, and it has to find
+out which way to draft is best, for whom, and that none is."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+import pytest
+
+from headstart.config import parse_speculative
+from headstart.core import Request, SamplingParams, Verdict
+from headstart.policy import Load, StepTimes
+from headstart.policy.ahead import PROBES, AheadPolicy
+from headstart.policy.periods import Mode, Periods, modes_of
+from headstart.shapes import within
+
+NGRAM, CHAIN, TREE = Mode("ngram", 3, 3), Mode("eagle3", 2, 2), Mode("eagle3", 15, 5)
+MODES = [NGRAM, Mode("ngram", 6, 6), CHAIN, Mode("eagle3", 4, 4), TREE]
+CHANCES = {  # that the next token of a draft is right, by kind of text
+    "code": {"eagle3": 0.8, "ngram": 0.3},
+    "poor": {"eagle3": 0.35, "ngram": 0.05},
+    "hard": {"eagle3": 0.02, "ngram": 0.0},
+    "noise": {"eagle3": 0.02, "ngram": 0.0},  # the same, at a high temperature
+}
+
+
+def seconds(mode: Mode | None, count: int, company: int) -> float:
+    """Of a step of this company, of whom so many draft."""
+    plain = 1.2e-3 + 12e-6 * company
+    if mode is None:
+        return plain
+    own = 30e-6 if mode.drafter == "ngram" else (1.3 if mode.nodes > mode.depth else 1.0) * (20e-6 + 75e-6 * mode.depth)
+    return plain + own + 5e-6 * mode.nodes * count
+
+
+@dataclass
+class Device:
+    """Steps of made-up requests; drafts are right as often as their text's kind says."""
+
+    policy: AheadPolicy | None = None
+    way: Mode | None = None  # without a policy, all draft like this
+    rng: random.Random = field(default_factory=lambda: random.Random(1))
+    clock: float = 0.0
+    vain: float = 0.0  # seconds that drafts took which brought nothing
+    used: dict[str, int] = field(default_factory=dict)
+    dismissed: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        if self.policy is not None:
+            self.policy.choices = self.policy.fixed.choices = self._choices
+
+    def _choices(self, request: Request) -> tuple[str, ...]:
+        return ("ngram",) if request.id in self.dismissed else ("ngram", "eagle3")
+
+    def run(self, kinds: list[str], load: int, count: int, tokens: int = 64) -> float:
+        """Tokens per second over so many requests, of these kinds in turn, as long as some of them wait."""
+        waiting = [self._request(kinds[i % len(kinds)], i, tokens) for i in range(count)]
+        running: list[Request] = []
+        began, made = self.clock, 0
+        while waiting:
+            while waiting and len(running) < load:
+                running.append(waiting.pop(0))
+                if self.policy and not self.policy.enlist(running[-1], Load(len(running), len(waiting), 0)):
+                    self.dismissed.add(running[-1].id)
+            made += self._step(running)
+            for r in [r for r in running if r.num_output >= tokens]:
+                running.remove(r)
+                if self.policy:
+                    self.policy.release(r)
+        for r in running if self.policy else ():
+            self.policy.release(r)
+        return made / (self.clock - began)
+
+    @staticmethod
+    def _request(kind: str, seed: int, tokens: int) -> Request:
+        heat = 1.5 if kind == "noise" else 0.0
+        return Request([1] * 8, SamplingParams(temperature=heat, max_tokens=tokens), seed, id=f"{kind} {seed}")
+
+    def _step(self, running: list[Request]) -> int:
+        company = len(running)
+        wishes = [{} for _ in running]
+        if self.policy is not None:
+            wishes = self.policy.ask(running, [{} for _ in running], Load(company, 0, 0, 100.0, 1024 // company - 1))
+            self.dismissed |= {r.id for r, w in zip(running, wishes, strict=True) if not w and self.policy.dismisses(r)}
+        modes = [
+            Mode(n, w.nodes, w.depth) if own else None for own in wishes for n, w in (*own.items(), ("", None))[:1]
+        ]
+        modes = modes if self.policy is not None else [self.way] * company
+        took = seconds(None, 0, company)
+        for mode in {m for m in modes if m}:
+            took += seconds(mode, modes.count(mode), company) - seconds(None, 0, company)
+        took *= 1 + self.rng.gauss(0, 0.03)
+        got = [self._accepted(r, m) for r, m in zip(running, modes, strict=True)]
+        for r, n, m in zip(running, got, modes, strict=True):
+            r.tokens += [1] * (n + 1)
+            self.used[str(m)] = self.used.get(str(m), 0) + 1
+        self.clock += took
+        self.vain += 0.0 if any(got) else took - seconds(None, 0, company)
+        if self.policy is not None:
+            sizes, made = [m.nodes if m else 0 for m in modes], company + sum(got)
+            times = StepTimes(0, 0, 0, 0, 0, period=took, produced=made, asked=wishes, drafted=sizes)
+            self.policy.learn(times, list(running), [Verdict(list(range(n)), 0) for n in got])
+        return company + sum(got)
+
+    def _accepted(self, request: Request, mode: Mode | None) -> int:
+        if mode is None:
+            return 0
+        chance = CHANCES[request.id.split()[0]][mode.drafter]
+        chance = 1 - (1 - chance) ** 1.45 if mode.nodes > mode.depth else chance
+        n = 0
+        while n < mode.depth and self.rng.random() < chance:
+            n += 1
+        return n
+
+
+def policy() -> AheadPolicy:
+    out = AheadPolicy(parse_speculative({"method": "auto"})[0], lambda r: ())
+    for company in (1, 4, 16, 64):
+        for mode in (None, *MODES):
+            if company * (1 + (mode.nodes if mode else 0)) <= 1024:
+                out.periods.put(mode, company, seconds(mode, company, company))
+    return out
+
+
+@pytest.mark.parametrize("load", [1, 4, 16, 64])
+@pytest.mark.parametrize("kinds", [["code"], ["poor"], ["noise"], ["code", "poor", "noise"]])
+def test_it_never_costs_and_is_about_as_good_as_the_best(kinds: list[str], load: int) -> None:
+    count = max(30, 3 * load)
+    plain = Device().run(kinds, load, count)
+    best = max(Device(way=m).run(kinds, load, count) for m in MODES if load * (1 + m.nodes) <= 1024)
+    device = Device(policy())
+    device.run(kinds, load, max(8, 2 * load))  # cold
+    auto = device.run(kinds, load, count)
+    assert auto > 0.98 * plain, device.used
+    assert auto > 0.93 * best, device.used  # they draw different texts, so there is some noise
+
+
+def test_trees_alone_and_chains_in_company() -> None:
+    alone, crowd = Device(policy()), Device(policy())
+    alone.run(["code"], 1, 12)
+    crowd.run(["code"], 64, 128)
+    assert max(alone.used, key=alone.used.get) == str(TREE)
+    assert max(crowd.used, key=crowd.used.get) in (str(CHAIN), "eagle3 4")
+
+
+def test_what_does_not_pay_is_tried_within_a_bound() -> None:
+    device = Device(policy())
+    device.run(["noise"], 1, 8)
+    before, vain = device.clock, device.vain
+    device.run(["noise"], 1, 60)
+    assert 0 < device.vain - vain < 2.5 * PROBES * (device.clock - before)
+
+
+def test_a_head_lets_go_of_whom_it_does_not_serve_and_keeps_the_others() -> None:
+    """Both kinds are greedy, so nothing but their own drafts tells them apart."""
+    device = Device(policy())
+    device.run(["code", "hard"], 4, 24, tokens=96)
+    kinds = [id.split()[0] for id in device.dismissed]
+    assert kinds.count("hard") >= 8 and kinds.count("code") <= 2
+
+
+def test_a_text_that_turns_is_drafted_for_again() -> None:
+    """n-grams find nothing for a while, and then they do."""
+    device = Device(policy())
+    device.dismissed.add("hard 0")
+    request = Device._request("hard", 0, 1 << 20)
+    for _ in range(300):
+        device._step([request])
+    before = device.used.get("ngram 3", 0) + device.used.get("ngram 6", 0)
+    assert before < 150
+    request.id = "code 0"
+    device.dismissed.add("code 0")
+    for _ in range(300):
+        device._step([request])
+    assert device.used.get("ngram 3", 0) + device.used.get("ngram 6", 0) - before > 150
+
+
+def test_who_may_not_be_drafted_for_is_not() -> None:
+    p = policy()
+    device = Device(p)
+    biased = Request([1], SamplingParams(temperature=0.0, max_tokens=9, repetition_penalty=1.2), 0)
+    drawn = Request([1], SamplingParams(temperature=1.0, max_tokens=9), 0, id="code 1")
+    good = Device._request("code", 2, 9)
+    assert [p.enlist(r, Load(3, 0, 0)) for r in (biased, good)] == [False, True]
+    p.config = parse_speculative({"method": "auto", "verification": "rejection"})[0]
+    assert not p.enlist(drawn, Load(1, 0, 0)) and device._step([biased]) == 1
+
+
+def test_nothing_is_drafted_until_something_was_measured() -> None:
+    p = AheadPolicy(parse_speculative({"method": "auto"})[0], lambda r: ("ngram",))
+    request = Device._request("code", 0, 9)
+    assert p.ask([request], [{}], Load(1, 0, 0)) == [{}] and p.explain().speedup_estimate is None
+    assert p.plain_seconds(1) == 0.0
+
+
+def test_it_says_why() -> None:
+    device = Device(policy())
+    device.run(["code"], 1, 6)
+    assert device.policy is not None
+    why = device.policy.explain()
+    assert why.speedup_estimate > 1.5 and why.drafters["eagle3"].brings > why.drafters["eagle3"].needs
+    text = " ".join(why.sentences())
+    assert "eagle3 pays now" in text and "row" not in text
+
+
+# ------------------------------------------------------------------ periods
+def test_periods_lie_on_a_line_between_what_was_measured() -> None:
+    periods = Periods()
+    for company, s in ((1, 1.0), (3, 2.0), (5, 2.0)):
+        periods.put(None, company, s)
+    assert [periods.of(None, n) for n in (1, 2, 4, 9)] == [1.0, 1.5, 2.0, 2.0]
+
+
+def test_real_steps_move_all_modes_and_their_own_most() -> None:
+    p = policy()
+    plain, tree = p.periods.of(None, 4), p.periods.of(TREE, 4)
+    for _ in range(40):
+        p.periods.learn(TREE, 4, 4, 1.3 * tree)
+    assert p.periods.of(TREE, 4) > 1.2 * tree and plain < p.periods.of(None, 4) < 1.3 * plain
+    steady = p.periods.of(TREE, 4)
+    p.periods.learn(TREE, 4, 4, 50 * tree)
+    assert p.periods.of(TREE, 4) == steady
+
+
+def test_sizes_stay_within_what_a_user_allows() -> None:
+    assert modes_of(["eagle3"], 16, 16) == [CHAIN, Mode("eagle3", 4, 4), TREE]
+    assert within(((2, 2), (4, 4), (15, 5)), 3, 6) == [(2, 2), (3, 3), (6, 3)]
+    assert within(((2, 2), (15, 5)), 1, 1) == [(1, 1)] and within(((2, 2),), 0, 4) == []
