@@ -384,9 +384,9 @@ class AheadPolicy:
             self._survival_of(mode, heat).add(got)
         for name in {mode.drafter for mode in counts}:
             self._asked[name] = self._asked.get(name, 0) + 1
-        known = {m: n for m, n in counts.items() if self.periods.knows(m)}
-        most = max(known, key=lambda m: known[m], default=None)
-        return most, known[most] if most is not None else 0
+        measured = {m: n for m, n in counts.items() if self.periods.knows(m)}
+        most = max(measured, key=lambda m: measured[m], default=None)
+        return most, measured[most] if most is not None else 0
 
     def release(self, request: Request) -> None:
         self._dismissed.discard(request.id)
