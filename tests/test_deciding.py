@@ -41,6 +41,7 @@ class Device:
     policy: AheadPolicy | None = None
     way: Mode | None = None  # without a policy, all draft like this
     rng: random.Random = field(default_factory=lambda: random.Random(1))
+    came: int = 0  # requests so far
     clock: float = 0.0
     vain: float = 0.0  # seconds that drafts took which brought nothing
     used: dict[str, int] = field(default_factory=dict)
@@ -55,7 +56,8 @@ class Device:
 
     def run(self, kinds: list[str], load: int, count: int, tokens: int = 64) -> float:
         """Tokens per second over so many requests, of these kinds in turn, as long as some of them wait."""
-        waiting = [self._request(kinds[i % len(kinds)], i, tokens) for i in range(count)]
+        waiting = [self._request(kinds[i % len(kinds)], self.came + i, tokens) for i in range(count)]
+        self.came += count
         running: list[Request] = []
         began, made = self.clock, 0
         while waiting:
@@ -116,6 +118,7 @@ class Device:
 
 def policy() -> AheadPolicy:
     out = AheadPolicy(parse_speculative({"method": "auto"})[0], lambda r: ())
+    out.clock = lambda: 0.0  # here the policy thinks fast
     for company in (1, 4, 16, 64):
         for mode in (None, *MODES):
             if company * (1 + (mode.nodes if mode else 0)) <= 1024:
@@ -133,7 +136,7 @@ def test_it_never_costs_and_is_about_as_good_as_the_best(kinds: list[str], load:
     device.run(kinds, load, max(8, 2 * load))  # cold
     auto = device.run(kinds, load, count)
     assert auto > 0.98 * plain, device.used
-    assert auto > 0.93 * best, device.used  # they draw different texts, so there is some noise
+    assert auto > 0.9 * best, device.used  # they draw different texts, and have other requests beside each other
 
 
 def test_trees_alone_and_chains_in_company() -> None:

@@ -164,8 +164,7 @@ class Drafting:
         left: Left | None = None,
     ) -> None:
         """Ask each drafter once, for all requests that wish it, and once more for those with a seat on the device."""
-        for kept, own in zip(out.wishes, wishes, strict=True):
-            kept.update(own)
+        out.wishes = [kept | own if kept and own else kept or own for kept, own in zip(out.wishes, wishes, strict=True)]
         groups: dict[tuple[str, bool], list[int]] = {}
         for i, (part, own) in enumerate(zip(ready, wishes, strict=True)):
             for name, wish in own.items():

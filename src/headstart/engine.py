@@ -354,9 +354,11 @@ class Engine:
         left = Left(self.runner.left, self._lines) if self.runner.left is not None else None
         out = Drafted(len(ready))
         cut: list[tuple[dict[str, Tree], str]] = []  # there was no room to ask for these
+        clock.lap("host")
         while any(wishes := self._wishes(plan, out, load, follows)):
-            wishes = self._reserve(plan, wishes, follows)
             clock.lap("policy")
+            wishes = self._reserve(plan, wishes, follows)
+            clock.lap("host")
             self.drafting.propose(
                 out, ready, wishes, self._depth, self.texts, lambda r: self.pool.tables[r.id].slots, left
             )
@@ -372,11 +374,12 @@ class Engine:
             trees = [next((t for t in own.values() if len(t)), Tree()) for own in out.proposals]
         else:
             trees = self.policy.choose(requests, out.proposals, load)
+        clock.lap("policy")
         if self.policy.cuts:
             self.scheduler.reserve_drafts(plan, [len(t) for t in trees])
             trees = [tree.prune(t, p.budget, len(t)) for t, p in zip(trees, ready, strict=True)]
         out.settle_on(self._thin(trees))
-        clock.lap("policy")
+        clock.lap("host")
         return out
 
     def _wishes(self, plan: Plan, out: Drafted, load: Load, follows: bool) -> list[Wishes]:
@@ -401,8 +404,8 @@ class Engine:
         most = [max((w.nodes for w in own.values()), default=0) for own in wishes]
         self.scheduler.reserve_drafts(plan, [n if can else 0 for n, can in zip(most, able, strict=True)])
         return [
-            {name: replace(w, nodes=min(w.nodes, p.budget)) for name, w in own.items()}
-            for p, own in zip(plan.ready, wishes, strict=True)
+            own if wanted <= p.budget else {n: replace(w, nodes=min(w.nodes, p.budget)) for n, w in own.items()}
+            for p, own, wanted in zip(plan.ready, wishes, most, strict=True)
         ]
 
     def _load(self, plan: Plan) -> Load:
@@ -571,8 +574,9 @@ class Engine:
                 grew.append(r)
             elif part.ready:
                 parcel = self._emit(r, draft, verdict, forward, place.root)
-                moved = self._accept(r, verdict, len(parcel.tokens))
-                moves += [] if chosen else [moved]  # a runner that chose has moved them
+                kept = self._accept(r, verdict, len(parcel.tokens))
+                if not chosen and kept:  # a runner that chose has moved them
+                    moves.append(self.pool.moves(self.pool.tables[r.id].slots, len(r.tokens) - len(parcel.tokens), kept))
                 if self.texts is not None and part.seat >= 0 and chosen:
                     self.texts.grew(r.id, len(r.tokens))
                 grew.append(r)
@@ -608,12 +612,12 @@ class Engine:
     def _slots(self, request: Request) -> np.ndarray:
         return self.pool.slots(request.id, request.computed)
 
-    def _accept(self, request: Request, verdict: Verdict, num_new: int) -> tuple[np.ndarray, np.ndarray]:
-        """Which slots move so that the accepted nodes stand in line."""
-        base = len(request.tokens) - num_new  # tokens before this step's
+    @staticmethod
+    def _accept(request: Request, verdict: Verdict, num_new: int) -> list[int]:
+        """The nodes that were accepted and count; the tokens before this step's, and theirs, lie in KV now."""
         kept = verdict.accepted[:num_new]
-        request.computed = base + len(kept) - (len(kept) == num_new)
-        return self.pool.moves(self.pool.tables[request.id].slots, base, kept)
+        request.computed = len(request.tokens) - num_new + len(kept) - (len(kept) == num_new)
+        return kept
 
     def _emit(self, request: Request, draft: Tree, verdict: Verdict, forward: Forward, root: int) -> Parcel:
         """Append the verdict's tokens up to the first that ends the text."""

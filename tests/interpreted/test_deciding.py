@@ -12,7 +12,6 @@ from headstart.core import NO_SPACE
 from headstart.engine import Engine
 from headstart.models import kernel_runner
 from headstart.models.paged import Device
-from headstart.policy import Wish
 from headstart.policy.ahead import AheadPolicy
 from headstart.policy.periods import Mode
 from tests.harness import Drafts, engine, run
@@ -56,16 +55,14 @@ def test_modes_change_and_heads_let_go_while_steps_are_on_their_way(monkeypatch)
     turns, excused, excuse = itertools.cycle(range(1, 4)), [], e.drafting.excuse
     monkeypatch.setattr(e.drafting, "excuse", lambda r: (excused.append(r), excuse(r)))
 
-    def decide(requests: Any, load: Any) -> None:
+    def decide(requests: Any, guests: Any, load: Any) -> None:
         turn = next(turns)
-        policy._steps_left, policy._wishes, policy._modes = 1, {}, {}
-        for r in requests:
+        policy._steps, policy._due = 0, 1
+        for r, guest in zip(requests, guests, strict=True):
             reads = e.drafting.reads(r)
-            if reads and r.seed == 1 and r.num_output > 3:
-                policy._dismissed.add(r.id)
-            elif reads or turn == 1 or r.seed == 1:
-                policy._modes[r.id] = MODES[turn] if reads else MODES[0]
-        policy._wishes = {id: {m.drafter: Wish(m.nodes, m.depth)} for id, m in policy._modes.items()}
+            guest.dismissed = reads and r.seed == 1 and r.num_output > 3
+            drafts = not guest.dismissed and (reads or turn == 1 or r.seed == 1)
+            policy._set(guest, (MODES[turn] if reads else MODES[0]) if drafts else None)
 
     monkeypatch.setattr(policy, "_decide", decide)
     monkeypatch.setattr(policy, "enlist", lambda request, load: request.seed != 2)

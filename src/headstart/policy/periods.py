@@ -41,7 +41,7 @@ class Periods:
 
     def __init__(self) -> None:
         self._points: dict[Key, dict[int, float]] = {}
-        self._lines: dict[Key, tuple[np.ndarray, np.ndarray]] = {}
+        self._table: dict[Key, list[float]] = {}  # for 0, 1, ... requests: it is asked in every step
         self._own: dict[Key, float] = {}
         self._scale = 1.0
 
@@ -56,19 +56,16 @@ class Periods:
         """So it was measured."""
         own = self._points.setdefault(mode, {})
         own[company] = seconds
+        self._own[mode] = 1.0
         sizes = sorted(own)
-        self._lines[mode] = np.array(sizes, float), np.array([own[n] for n in sizes])
+        self._table[mode] = np.interp(range(sizes[-1] + 1), sizes, [own[n] for n in sizes]).tolist()
 
     def of(self, mode: Key, company: int) -> float:
-        """All of them draft that way."""
-        return self._scale * self._own.get(mode, 1.0) * self._at(mode, company)
-
-    def _at(self, mode: Key, company: int) -> float:
-        sizes, seconds = self._lines[mode]
-        if company > sizes[-1] and len(sizes) > 1:
-            slope = (seconds[-1] - seconds[-2]) / (sizes[-1] - sizes[-2])
-            return float(seconds[-1] + max(0.0, slope) * (company - sizes[-1]))
-        return float(np.interp(company, sizes, seconds))
+        """All of them draft that way. Beyond what was measured, as the last requests did."""
+        table = self._table[mode]
+        more = company - len(table) + 1
+        seconds = table[company] if more <= 0 else table[-1] + more * max(0.0, table[-1] - table[-2])
+        return self._scale * self._own[mode] * seconds
 
     def extra(self, mode: Mode, count: int, company: int) -> float:
         """Seconds that a step takes longer where so many of the company draft: no less than for these alone, and no less than
@@ -82,7 +79,7 @@ class Periods:
         ratio = seconds / expected
         if 1 / WILD < ratio < WILD:
             self._scale *= ratio**SHIFT
-            self._own[mode] = self._own.get(mode, 1.0) * ratio**FOLLOW
+            self._own[mode] *= ratio**FOLLOW
 
     def to_dict(self) -> dict[str, Any]:
         """For people and for the simulator: "plain" and modes, by number of requests."""

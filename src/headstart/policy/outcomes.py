@@ -1,0 +1,192 @@
+"""What whole drafts brought: by drafter, shape and temperature for all requests, and how each request differs from that.
+
+Nothing but counts of accepted tokens is needed, so it works where nobody has seen the drafts. Steps only write these counts
+down (`Guest.log`); they are digested when something is to be decided.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from headstart.policy import Wishes
+from headstart.policy.periods import Mode
+
+FIRST = {  # tokens by depth that a draft brings, until some have been seen
+    "ngram": (0.15, 0.1, 0.08, 0.06, 0.05, 0.04, 0.03, 0.03),
+    "suffix": (0.15, 0.1, 0.08, 0.06, 0.05, 0.04, 0.03, 0.03),
+    "draft_model": (0.65, 0.45, 0.32, 0.23, 0.16),
+    "head": (0.62, 0.4, 0.26, 0.17, 0.11),
+}
+DEEPEST = 8  # tokens of a draft
+WIDER = 1.25  # times as many for a tree as for a chain of its depth, until both have been seen
+PRIOR, PRIOR_SEEN = 6.0, 100  # drafts that this counts for, and after how many it hardly does any more
+FADES, OWN_FADES = (
+    0.02,
+    0.12,
+)  # how fast what drafts brought is forgotten, by steps for all and by drafts for one request
+RELIEF = 0.9  # what is left of a request's own past after a decision that gives it no draft: texts change
+OWN_PRIOR, OWN_TRIES = (
+    3.0,
+    16,
+)  # drafts that the thought "it is like the others" counts for, and for how many hardly any more
+HOPES, HOPE = 16, 1.25  # drafts until which a request is given the benefit of the doubt, and how much
+COUNTED = 8  # drafts of a request that speak for all
+NEW, NEW_TRIES = 1.15, 20  # how much better a shape is taken to be of which so few drafts were seen,
+OLD, OLD_STEPS = 1.05, 300  # and one of which none was seen for so many steps
+CODE = 16  # a note in a log is the number of a mode, times this, and the tokens that were accepted
+
+
+@dataclass
+class Own:
+    """What one request is to one drafter: by depth, how often drafts were right, of how often they are in general."""
+
+    expected: list[float] = field(default_factory=lambda: [0.0] * DEEPEST)
+    came: list[float] = field(default_factory=lambda: [0.0] * DEEPEST)
+    tries: int = 0
+    counted: list[int] = field(default_factory=lambda: [0, 0])  # of them for all, by whether they branched
+
+    def add(self, general: Sequence[float], accepted: Sequence[int]) -> None:
+        """Drafts as deep as `general` brought so many tokens each."""
+        count = len(accepted)
+        left = (1 - OWN_FADES) ** count
+        self.tries += count
+        for k, chance in enumerate(general):
+            self.expected[k] = left * self.expected[k] + count * chance
+            self.came[k] = left * self.came[k] + sum(n > k for n in accepted)
+
+    def fade(self) -> None:
+        """It was not asked for a while."""
+        self.expected = [RELIEF * x for x in self.expected]
+        self.came = [RELIEF * x for x in self.came]
+
+    def worth(self, general: Sequence[float]) -> float:
+        """Tokens of a draft as deep as `general`; while little is known, with some hope. Where nothing is known of a depth, it
+        is as one level above."""
+        out, factor = 0.0, 1.0
+        prior = OWN_PRIOR * max(0.15, 1 - self.tries / OWN_TRIES)
+        for chance, expected, came in zip(general, self.expected, self.came, strict=False):
+            if expected > 0.0:
+                factor = (came + prior * chance) / (expected + prior * chance)
+            out += min(1.0, factor * chance)
+        return out * (HOPE if self.tries < HOPES else 1.0)
+
+    def for_all(self, wide: bool, accepted: Sequence[int]) -> Sequence[int]:
+        """Those that speak for all requests. The first ones of each do: later ones are of those that it paid for."""
+        room = COUNTED - self.counted[wide]
+        self.counted[wide] += len(accepted)
+        return accepted[: max(0, room)]
+
+
+@dataclass
+class Survival:
+    """How often drafts were right to depth 1, 2, ...: sums that fade with every step."""
+
+    before: Sequence[float]
+    tries: float = 0.0
+    seen: int = 0  # drafts, of which not all speak for others
+    age: int = 0  # steps since the last of them
+    reached: list[float] = field(default_factory=lambda: [0.0] * DEEPEST)
+
+    def fade(self, steps: int) -> None:
+        left = (1 - FADES) ** steps
+        self.tries *= left
+        self.reached = [left * r for r in self.reached]
+
+    def add(self, accepted: Sequence[int]) -> None:
+        self.tries += len(accepted)
+        self.reached = [r + sum(n > k for n in accepted) for k, r in enumerate(self.reached)]
+
+    def by_depth(self, depth: int) -> list[float]:
+        prior = PRIOR * max(0.2, 1 - self.seen / PRIOR_SEEN)
+        whole = self.tries + prior
+        return [(r + prior * b) / whole for r, b in zip(self.reached, self.before[:depth], strict=False)]
+
+
+@dataclass
+class Guest:
+    """One request, as a policy knows it."""
+
+    heat: int  # requests of about the same temperature: what is drawn at random is harder to foresee
+    welcome: bool  # to drafts
+    owns: dict[str, Own] = field(default_factory=dict)  # by drafter
+    log: list[int] = field(default_factory=list)
+    mode: Mode | None = None  # how it drafts now,
+    wishes: Wishes = field(default_factory=dict)  # as drafters are told
+    decided: bool = False  # whether anybody has thought about it
+    dismissed: bool = False
+
+    def tries(self, names: Sequence[str]) -> int:
+        return max((self.owns[n].tries for n in names if n in self.owns), default=0)
+
+
+class Outcomes:
+    """What is known of drafts in general."""
+
+    def __init__(self) -> None:
+        self._survival: dict[tuple[str, bool, int], Survival] = {}  # by drafter, whether it branches, and heat
+        self._general: dict[tuple[Mode, int], list[float]] = {}  # what follows from it, until more is heard
+
+    def digest(self, guests: Sequence[Guest], modes: Sequence[Mode], steps: int) -> None:
+        """So many steps are over: read their logs."""
+        for known in self._survival.values():
+            known.age += steps
+        faded: set[int] = set()
+        for guest in guests:
+            for number in {n // CODE for n in guest.log}:
+                accepted = [n % CODE for n in guest.log if n // CODE == number]
+                self._hear(guest, modes[number], accepted, faded)
+            guest.log.clear()
+        self._general.clear()
+
+    def _hear(self, guest: Guest, mode: Mode, accepted: Sequence[int], faded: set[int]) -> None:
+        known = self._of(mode, guest.heat)
+        if id(known) not in faded:  # by as many steps as there were drafts
+            known.fade(len(accepted))
+            faded.add(id(known))
+        own = guest.owns.setdefault(mode.drafter, Own())
+        own.add(self.general(mode, guest.heat), accepted)
+        known.seen, known.age = known.seen + len(accepted), 0
+        known.add(own.for_all(mode.nodes > mode.depth, accepted))
+
+    def general(self, mode: Mode, heat: int) -> list[float]:
+        """The chance that such a draft is right to depth 1, 2, ..."""
+        found = self._general.get((mode, heat))
+        if found is None:
+            found = self._general[mode, heat] = self._of(mode, heat).by_depth(mode.depth)
+        return found
+
+    def brings(self, mode: Mode, heat: int) -> float:
+        """Tokens of a draft, in general."""
+        return sum(self.general(mode, heat))
+
+    def worth(self, guest: Guest, mode: Mode) -> float:
+        """Tokens that a draft for this request should bring."""
+        own, general = guest.owns.get(mode.drafter), self.general(mode, guest.heat)
+        return sum(general) if own is None else own.worth(general)
+
+    def curiosity(self, mode: Mode, heat: int) -> float:
+        """Shapes of which few drafts were seen, or none for long, are taken for better than they are thought to be."""
+        known = self._survival.get((mode.drafter, mode.nodes > mode.depth, heat))
+        if known is None or known.seen < NEW_TRIES:
+            return NEW
+        return OLD if known.age > OLD_STEPS else 1.0
+
+    def _of(self, mode: Mode, heat: int) -> Survival:
+        """Where such drafts were never seen, others of the same drafter are the best guess."""
+        wide, name = mode.nodes > mode.depth, mode.drafter
+        known = self._survival.get((name, wide, heat))
+        if known is None:
+            known = self._survival[name, wide, heat] = Survival(())
+        if known.tries < 1:
+            known.before = self._guess(name, wide, heat)
+        return known
+
+    def _guess(self, name: str, wide: bool, heat: int) -> list[float]:
+        other = 1 / WIDER if not wide else WIDER
+        for key, times in (((name, not wide, heat), other), ((name, wide, 0), 1.0)):
+            near = self._survival.get(key)
+            if near is not None and near.tries >= 1:
+                return [min(0.98, times * chance) for chance in near.by_depth(DEEPEST)]
+        times = (WIDER if wide else 1.0) * 0.8 ** min(heat, 2)
+        return [times * chance for chance in FIRST.get(name, FIRST["head"])]
