@@ -123,7 +123,7 @@ def point(
     """Every way in turns."""
     names = list(llms) if kind == MIXED else ["plain", "auto"]
     runs: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
-    count = max(load, args.least)
+    count = max(load * args.waves, args.least)
     for name in names:  # what a batch of this size prepares on first use
         llms[name].engine.scheduler.max_num_seqs = load
         answer(llms[name], take(prompts, kind, load, 7 + args.rounds * count), 24)  # and what a policy learns of a kind
@@ -145,7 +145,8 @@ def shifts(
                 llm.engine.scheduler.max_num_seqs = load
                 start = (3 * turn + phase) * 2 * load
                 answer(llm, take(prompts, kind, load, start), 50)
-                speed = answer(llm, take(prompts, kind, max(load, args.least), start + load), args.tokens)["speed"]
+                count = max(load * args.waves, args.least)
+                speed = answer(llm, take(prompts, kind, count, start + load), args.tokens)["speed"]
                 found.setdefault(f"{phase + 1}: {kind}", {}).setdefault(name, []).append(speed)
     return {phase: {name: statistics.median(s) for name, s in own.items()} for phase, own in found.items()}
 
@@ -241,6 +242,7 @@ def provenance(args: argparse.Namespace) -> dict[str, Any]:
         **report.where(),
         "tokens": args.tokens,
         "rounds": args.rounds,
+        "waves": args.waves,
     }
 
 
@@ -256,6 +258,7 @@ def main() -> None:
     parser.add_argument("--shifts", action="store_true", help="code, prose, code instead of single kinds")
     parser.add_argument("--tokens", type=int, default=48, help="of each answer")
     parser.add_argument("--least", type=int, default=7, help="prompts of a point, where fewer run at once")
+    parser.add_argument("--waves", type=int, default=1, help="prompts of a point, for each that runs at once")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--longest", type=int, default=1500, help="characters of a prompt")
     parser.add_argument("--engine", default="{}", help="options of LLM, as JSON")

@@ -188,7 +188,8 @@ def test_nothing_waits_for_the_device_but_the_verdicts(spec: dict | None, params
     draft = small_model() if spec is CHAIN else None
     e = harness.engine(small_model(), spec, draft, max_batch_tokens=512)
     prompts = [[(7 * i + j) % 900 for j in range(40)] for i in range(3)]
-    harness.run(e, [harness.request(p, **params) for p in prompts])  # captures its graphs
+    for _ in range(5):  # captures its graphs
+        harness.run(e, [harness.request(p, **params) for p in prompts])
     asked = [harness.request(p, **params) for p in prompts]
     for r in asked:
         e.add(r)
@@ -226,8 +227,16 @@ def test_a_head_drafts_on_the_device_what_it_drafts_on_the_host(spec: dict, norm
         found.append({text: draft for text, draft in drafts.found.items() if draft[0]})
     host, device = found
     both = [text for text in device if text in host and len(host[text][0]) == len(device[text][0])]
-    same = sum(host[text] == device[text] for text in both)
-    assert drafts.ahead > 5 and len(both) > 20 and same >= 0.95 * len(both), f"{same} of {len(both)}"
+    same, count = (sum(len(paths(host[t]) & paths(found[t])) for t in both) for found in (device, host))
+    assert drafts.ahead > 5 and len(both) > 20 and same >= 0.97 * count, f"{same} of {count} nodes"
+
+
+def paths(draft: tuple[list[int], list[int]]) -> set[tuple[int, ...]]:
+    """A tree as the texts that its nodes stand for."""
+    out: list[tuple[int, ...]] = []
+    for token, parent in zip(*draft, strict=True):
+        out.append((*(out[parent] if parent >= 0 else ()), token))
+    return set(out)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

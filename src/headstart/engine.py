@@ -576,7 +576,9 @@ class Engine:
                 parcel = self._emit(r, draft, verdict, forward, place.root)
                 kept = self._accept(r, verdict, len(parcel.tokens))
                 if not chosen and kept:  # a runner that chose has moved them
-                    moves.append(self.pool.moves(self.pool.tables[r.id].slots, len(r.tokens) - len(parcel.tokens), kept))
+                    moves.append(
+                        self.pool.moves(self.pool.tables[r.id].slots, len(r.tokens) - len(parcel.tokens), kept)
+                    )
                 if self.texts is not None and part.seat >= 0 and chosen:
                     self.texts.grew(r.id, len(r.tokens))
                 grew.append(r)

@@ -18,7 +18,8 @@ from headstart.progress import bar
 
 COMPANIES = (1, 2, 4, 8, 16, 32, 64)
 PROMPT, PATTERN = 64, 8  # tokens of a made-up text, and after how many it repeats itself
-WARM, TIMED = 6, 14  # steps before and while times are taken
+WARM, TIMED = 9, 15  # steps before and while times are taken
+ADMISSIONS = 8  # requests whose first token is waited for, to know what reading along takes
 MOST_TOKENS = 8  # that a step may bring
 
 
@@ -37,6 +38,9 @@ def rehearse(engine: Engine, policy: AheadPolicy) -> None:
                 for name, own in modes.items():
                     _play(engine, policy, company, name, [m for m in own if _fits(engine, m, company)])
                     done(1)
+            plain = _admission(engine, policy, None) if sizes else 0.0
+            for name in modes if sizes else ():
+                policy.periods.reading[name] = max(0.0, _admission(engine, policy, name) - plain)
     finally:
         policy.rehearses, policy.ordered = False, None
 
@@ -69,10 +73,29 @@ def _play(engine: Engine, policy: AheadPolicy, company: int, name: str | None, m
             if all(r.finish_reason is None for r in requests):
                 policy.periods.put(mode, company, float(np.median(seconds)))
     finally:
-        for request in requests:
-            engine.abort(request)
-        while not engine.idle:
+        _leave(engine, requests)
+
+
+def _admission(engine: Engine, policy: AheadPolicy, name: str | None) -> float:
+    """Seconds from a request's coming to its first token."""
+    policy.order(None)
+    found = []
+    for i in range(ADMISSIONS):
+        (request,) = _made_up(engine, 1, name, 1000 + ADMISSIONS * (name is not None) + i)
+        begin = time.perf_counter()
+        engine.add(request)
+        while not request.num_output:
             engine.step()
+        found.append(time.perf_counter() - begin)
+        _leave(engine, [request])
+    return float(np.median(found[ADMISSIONS // 2 :]))
+
+
+def _leave(engine: Engine, requests: Sequence[Request]) -> None:
+    for request in requests:
+        engine.abort(request)
+    while not engine.idle:
+        engine.step()
 
 
 def _seconds(engine: Engine) -> float:
@@ -81,11 +104,12 @@ def _seconds(engine: Engine) -> float:
     return time.perf_counter() - begin
 
 
-def _made_up(engine: Engine, company: int, name: str | None) -> Iterator[Request]:
+def _made_up(engine: Engine, company: int, name: str | None, first: int = 0) -> Iterator[Request]:
+    """Requests for one drafter, or for none; their numbers begin with `first`, and no two of them are alike."""
     speculation = RequestSpeculation(enabled=name is not None, method=name)
     tokens = engine.max_len - PROMPT - 1
     vocab = engine.runner.vocab_size
-    for i in range(company):
+    for i in range(first, first + company):
         pattern = [(997 * (i * PATTERN + k) + 11) % vocab for k in range(PATTERN)]
         params = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
         yield Request((pattern * (PROMPT // PATTERN + 1))[:PROMPT], params, seed=i, speculation=speculation)

@@ -44,6 +44,12 @@ class Budget:
     bytes: int = 0
 
 
+@functools.cache
+def _side_stream(device: torch.device) -> torch.cuda.Stream:
+    """One for all recordings on a device: libraries keep memory for each stream that they have seen."""
+    return torch.cuda.Stream(device)
+
+
 class Recorder:
     """Where the graphs of one owner are recorded: always on the same stream, into memory that they share, since only one of
     them runs at a time."""
@@ -51,9 +57,9 @@ class Recorder:
     def __init__(self, device: torch.device) -> None:
         self.device = device
 
-    @functools.cached_property
+    @property
     def _side(self) -> torch.cuda.Stream:
-        return torch.cuda.Stream(self.device)
+        return _side_stream(self.device)
 
     @functools.cached_property
     def _pool(self) -> Any:

@@ -33,8 +33,8 @@ from headstart.progress import note, status
 
 BLOCK_SIZE = 1 << 20  # numbers in the block that graphs read; a larger batch runs without a graph
 LOGITS_SHARE = 1 / 32  # of the device's memory, for the logits of graphs
-OFTEN = 32  # rows of a request up to which a step is one of many like it; those of prompts come in all sizes,
-RARE = 2  # and get a graph when they have come so often
+RARE = 2  # times that a size of step comes before it gets a graph: to make one takes as long as many steps without
+OFTEN = 32  # rows of a request up to which a step is one of many like it; those of prompts come once for each request
 
 
 def _at_home(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -292,7 +292,7 @@ class KernelRunner(TorchRunner):
 
     def _graph(self, shape: Shape, taps: tuple[int, ...], layers: int | None = None) -> Graph | None:
         key = (shape, taps, layers)
-        if key not in self.graphs and shape.new > OFTEN:
+        if key not in self.graphs:
             self._seen[key] += 1
             if self._seen[key] <= RARE:
                 return None
@@ -325,7 +325,9 @@ class KernelRunner(TorchRunner):
                 found, hidden = self._run(self.block, shape, None, taps, layers, logits, capture)
                 if found is not logits:
                     logits.copy_(found)
-            return Graph(capture.pieces, logits, hidden, self._leave(self.block, shape, hidden, fixed=True))
+            return Graph(
+                capture.pieces, logits, hidden, self._leave(self.block, shape, hidden, fixed=shape.new <= OFTEN)
+            )
         finally:
             self.block.copy_(block)
             self.chosen.copy_(chosen)

@@ -29,6 +29,7 @@ from headstart.policy.shares import Share
 EVERY = 16  # steps for which a decision holds,
 SOON = 4  # and where requests are new
 DECIDING = 0.005  # share of the time that decisions may take: with many requests, they are taken less often
+TOKENS = 128.0  # of an answer, until some have been seen
 TRIES = 6  # drafts of a request before it is dismissed
 LEAST = 0.03  # a mode should bring so much more than none: its chances are guesses
 PROBES = 0.005  # share of the time that trying what does not seem to pay may take,
@@ -61,6 +62,7 @@ class AheadPolicy:
         self._time, self._cost = 1.0, 0.0  # seconds saved up for decisions, and those of the last one
         self._purse = 0.0  # seconds saved up for trials
         self._books: dict[str, list[int]] = {}  # for people: drafter -> steps in which it drafted, nodes
+        self._tokens = TOKENS
         self._last = 1
         self._shares = [0.0, 0.0]  # seconds of deciding, and of all; they fade
 
@@ -99,11 +101,13 @@ class AheadPolicy:
         heads = self._known_modes([n for n in self.choices(request) if n not in SOLE]) if guest.welcome else []
         if not heads:
             return False
-        company = max(1, load.num_running)
-        least = (1 + LEAST) / self.periods.of(None, company)
-        if any((1 + self.outcomes.worth(guest, m)) / self.periods.of(m, company) > least for m in heads):
+        company, cost = max(1, load.num_running), self.periods.reading.get(heads[0].drafter, 0.0)
+        plain = self.periods.of(None, company)
+        gain = max((1 + self.outcomes.worth(guest, m)) * plain / self.periods.of(m, company) for m in heads)
+        tokens = min(self._tokens, request.params.max_tokens)
+        if gain > 1 + LEAST and tokens * plain / company * (1 - 1 / gain) > cost:
             return True
-        return self._pays((TRIES + 1) * min(self.periods.extra(m, 1, company) for m in heads))
+        return self._pays(cost + (TRIES + 1) * min(self.periods.extra(m, 1, company) for m in heads))
 
     def _pays(self, cost: float) -> bool:
         """Is there so much in the purse? Then it is spent."""
@@ -284,6 +288,8 @@ class AheadPolicy:
         return counts
 
     def release(self, request: Request) -> None:
+        if request.finish_reason in ("stop", "length"):
+            self._tokens += 0.05 * (request.num_output - self._tokens)
         guest = self._guests.pop(request.id, None)
         if guest is not None and guest.log:  # its last drafts still tell something
             self.outcomes.digest([guest], list(self._numbers), 0)

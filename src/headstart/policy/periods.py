@@ -44,6 +44,7 @@ class Periods:
         self._table: dict[Key, list[float]] = {}  # for 0, 1, ... requests: it is asked in every step
         self._own: dict[Key, float] = {}
         self._scale = 1.0
+        self.reading: dict[str, float] = {}  # by drafter: seconds that a prompt takes longer where it reads along
 
     @property
     def known(self) -> bool:
