@@ -213,30 +213,22 @@ def test_a_head_drafts_on_the_device_what_it_drafts_on_the_host(spec: dict, norm
     model = small_model(dtype=torch.float32)
     prompts = [[(7 * i + j) % 900 for j in range(40 + i)] for i in range(5)]
 
-    def requests() -> list[Request]:
-        return [harness.request(p, seed=i, temperature=temperature) for i, p in enumerate(prompts)]
+    def requests(max_tokens: int) -> list[Request]:
+        return [harness.request(p, None, i, temperature=temperature, max_tokens=max_tokens) for i, p in enumerate(prompts)]
 
-    plain = harness.run(harness.engine(TorchRunner(model)), requests())
+    plain = harness.run(harness.engine(TorchRunner(model)), requests(24))
     liked = sorted({t for text in plain for t in text})
     found = []
-    for runner in (TorchRunner(model), KernelRunner(model)):
+    for runner, tokens in ((TorchRunner(model), 32), (KernelRunner(model), 24)):  # at its end the host drafts less
         head = tiny.eagle(model.config, (1, 2, 4), liked, head_dim=64, norm_output=normed, norm_before_residual=normed)
         e = harness.engine(runner, spec, head=head.to("cuda"), max_batch_tokens=512)
         drafts = harness.Drafts(e)
-        assert harness.run(e, requests()) == plain
+        assert [text[:24] for text in harness.run(e, requests(tokens))] == plain
         found.append({text: draft for text, draft in drafts.found.items() if draft[0]})
     host, device = found
     both = [text for text in device if text in host and len(host[text][0]) == len(device[text][0])]
-    same, count = (sum(len(paths(host[t]) & paths(found[t])) for t in both) for found in (device, host))
-    assert drafts.ahead > 5 and len(both) > 20 and same >= 0.97 * count, f"{same} of {count} nodes"
-
-
-def paths(draft: tuple[list[int], list[int]]) -> set[tuple[int, ...]]:
-    """A tree as the texts that its nodes stand for."""
-    out: list[tuple[int, ...]] = []
-    for token, parent in zip(*draft, strict=True):
-        out.append((*(out[parent] if parent >= 0 else ()), token))
-    return set(out)
+    same = sum(host[text] == device[text] for text in both)
+    assert drafts.ahead > 5 and len(both) > 20 and same >= 0.95 * len(both), f"{same} of {len(both)}"
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

@@ -33,8 +33,8 @@ from headstart.progress import note, status
 
 BLOCK_SIZE = 1 << 20  # numbers in the block that graphs read; a larger batch runs without a graph
 LOGITS_SHARE = 1 / 32  # of the device's memory, for the logits of graphs
-RARE = 2  # times that a size of step comes before it gets a graph: to make one takes as long as many steps without
-OFTEN = 32  # rows of a request up to which a step is one of many like it; those of prompts come once for each request
+OFTEN = 32  # rows of a request up to which a step is one of many like it; those of prompts come in all sizes,
+RARE = 2  # and get a graph when they have come so often
 
 
 def _at_home(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -292,7 +292,7 @@ class KernelRunner(TorchRunner):
 
     def _graph(self, shape: Shape, taps: tuple[int, ...], layers: int | None = None) -> Graph | None:
         key = (shape, taps, layers)
-        if key not in self.graphs:
+        if key not in self.graphs and shape.new > OFTEN:
             self._seen[key] += 1
             if self._seen[key] <= RARE:
                 return None

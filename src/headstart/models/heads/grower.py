@@ -105,7 +105,7 @@ class Grower:
         self.texts: DeviceTexts | None = None  # of the proposal; the target's runner has one for all of them
         self._asked: torch.Tensor | None = None  # what `field.numbers` holds
         self._graphs: dict[tuple[int, DeviceStep | None], list[torch.cuda.CUDAGraph]] = {}
-        self._seen: Counter[tuple[int, DeviceStep | None]] = Counter()
+        self._seen: Counter[tuple[int, DeviceStep]] = Counter()
         self._out = Ring(4, 1 << 12, self.device)
         self._layouts: dict[int, list[Layout]] = {}
 
@@ -135,16 +135,16 @@ class Grower:
         key = (padded, step if step.fixed and self._is_usual(padded, step) else None)
         if key[1] is None:
             how()
-        if not self.graphs_allowed or (key not in self._graphs and not self._is_usual(padded, key[1])):
-            self._run(padded, None if key[1] is None else how)
+        if not self.graphs_allowed:
+            self._run(padded)
         elif key not in self._graphs:
             self._graphs[key] = self._capture(padded, None if key[1] is None else how)
         for piece in self._graphs.get(key, ()):
             piece.replay()
         return self.field.mail[:count]
 
-    def _is_usual(self, lines: int, step: DeviceStep | None) -> bool:
-        """Such steps come again and again: then they, and even where they leave their features, are worth a graph."""
+    def _is_usual(self, lines: int, step: DeviceStep) -> bool:
+        """Such steps come again and again: then where they leave their features is worth a graph of its own."""
         self._seen[lines, step] += 1
         return self.graphs_allowed and self._seen[lines, step] > RARE
 
