@@ -214,7 +214,9 @@ def test_a_head_drafts_on_the_device_what_it_drafts_on_the_host(spec: dict, norm
     prompts = [[(7 * i + j) % 900 for j in range(40 + i)] for i in range(5)]
 
     def requests(max_tokens: int) -> list[Request]:
-        return [harness.request(p, None, i, temperature=temperature, max_tokens=max_tokens) for i, p in enumerate(prompts)]
+        return [
+            harness.request(p, None, i, temperature=temperature, max_tokens=max_tokens) for i, p in enumerate(prompts)
+        ]
 
     plain = harness.run(harness.engine(TorchRunner(model)), requests(24))
     liked = sorted({t for text in plain for t in text})
