@@ -312,3 +312,20 @@ def test_from_a_folder_and_a_process_that_ends_cleanly(tmp_path) -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_run_is_recorded_and_replayed(tmp_path) -> None:
+    from headstart.traffic import read_trace
+
+    path = tmp_path / "trace.jsonl"
+    with LLM(tiny.loaded(), speculative={"method": "ngram", "prompt_lookup_min": 1}, record=str(path)) as llm:
+        outs = llm.generate(
+            [[5, 6, 7, 5, 6], [8, 9, 8, 9, 8]], SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
+        )
+    trace = read_trace(path)
+    assert sorted(r.output_ids for r in trace.requests) == sorted(tuple(o.token_ids) for o in outs)
+    assert any(r.seen.get("ngram") for r in trace.requests)
+    with pytest.raises(BadInput, match="exists already"):
+        LLM(tiny.loaded(), record=str(path))
+    with pytest.raises(BadInput, match="no folder"):
+        LLM(tiny.loaded(), record=str(tmp_path / "away" / "t.jsonl"))

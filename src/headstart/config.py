@@ -391,8 +391,11 @@ class EngineConfig:
     wide_weights: bool | None = None  # on CPU, a second copy of the weights for several rows; None: when speculating
     quantize: str | None = None  # on CPU, weights of the Llama family in int8 or int4
     profile: bool = False  # wait for the device after each part of a step
+    record: str | None = None  # a file for the trace of all requests: token ids and what became of drafts
 
     def __post_init__(self) -> None:
+        if not _text_or_none(self.record):
+            raise ConfigError(f"record={self.record!r} should be the path of a file to write.")
         for name in ("max_num_seqs", "max_batch_tokens", "page_size"):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:

@@ -74,6 +74,7 @@ class LLM:
         kv_type: str = "f16",
         threads: int | None = None,
         profile: bool = False,
+        record: str | None = None,
         trust_remote_code: bool = False,
         draft: Loaded | None = None,
     ) -> None:
@@ -92,6 +93,7 @@ class LLM:
             wide_weights=wide_weights,
             quantize=quantize,
             profile=profile,
+            record=record,
         )
         from headstart.drafters import find
         from headstart.models import quantized
@@ -99,7 +101,10 @@ class LLM:
         from headstart.models.llamacpp.native import LlamaOptions
         from headstart.models.load import load, pick_device, pick_dtype
         from headstart.models.runners import require_kernels
+        from headstart.policy.recording import check_writable
 
+        if record is not None:
+            check_writable(record)  # said before a model is loaded
         llama = LlamaOptions(gpu_layers, threads, flash_attention, kv_type)
         plain = (
             fuse and kernels and not (deterministic or wide_weights or quantize)
@@ -466,6 +471,7 @@ def start_engine(
     from headstart.models.runners import make_runner
     from headstart.policy.adaptive import AdaptivePolicy
     from headstart.policy.ahead import AheadPolicy
+    from headstart.policy.recording import inner
 
     wide = engine_config.wide_weights if engine_config.wide_weights is not None else config.method != "none"
     how = engine_config
@@ -505,13 +511,14 @@ def start_engine(
         note(f"static_tree has {config.nodes} nodes, and drafts keep the first that fit: see max_batch_tokens.")
     decode = None if model.tokenizer is None else model.tokenizer.decode
     engine = Engine(runner, engine_config, model.max_len, pages, config, around, decode)
-    decides = isinstance(engine.policy, AheadPolicy)  # then a rehearsal prepares all sizes
+    policy = inner(engine.policy)
+    decides = isinstance(policy, AheadPolicy)  # then a rehearsal prepares all sizes
     nodes = config.nodes if config.method != "none" and not decides else 0
     runner.warm_up(nodes, config.tree or config.method in ("suffix", AUTO), engine.drafting.taps)
-    if isinstance(engine.policy, AdaptivePolicy):
-        _measure(engine, engine.policy, _store(model, runner, engine_config))
-    elif isinstance(engine.policy, AheadPolicy):
-        _rehearse(engine, engine.policy)
+    if isinstance(policy, AdaptivePolicy):
+        _measure(engine, policy, _store(model, runner, engine_config))
+    elif isinstance(policy, AheadPolicy):
+        _rehearse(engine, policy)
     return EngineLoop(engine)
 
 

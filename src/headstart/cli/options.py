@@ -99,6 +99,15 @@ class EngineOptions:
             panel=MODEL,
         ),
     ] = False
+    record: Annotated[
+        str | None,
+        option(
+            "--record",
+            help="Write a trace for headstart simulate to this file: token ids and what became of drafts, no text.",
+            panel=MODEL,
+            show_default=False,
+        ),
+    ] = None
 
     def open(self, speculative: SpeculativeConfig, profile: bool = False) -> LLM:
         """Load the model with its drafter."""
@@ -122,6 +131,7 @@ class EngineOptions:
             kv_type=self.kv_type,
             flash_attention=self.flash_attention,
             threads=self.threads,
+            record=self.record,
             profile=profile,
             trust_remote_code=self.trust_remote_code,
         )

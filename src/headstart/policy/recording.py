@@ -77,6 +77,20 @@ class Recording:
             self._file.flush()
 
 
+def check_writable(path: str | Path) -> None:
+    """Can a trace be written here? Nothing that is there is written over."""
+    file = Path(path).expanduser()
+    if file.exists():
+        raise BadInput(f"{path} exists already: name another file for the trace, or remove it first.")
+    if not file.parent.is_dir():
+        raise BadInput(f"There is no folder {file.parent} for the trace: make it first, or name another one.")
+
+
+def inner(policy: Policy) -> Policy:
+    """The policy that decides."""
+    return policy.policy if isinstance(policy, Recording) else policy
+
+
 def _seen(request: Request, drafts: dict[tuple[int, str], Tree]) -> dict[str, tuple[Seen, ...]]:
     """What the text said about each draft, by drafter."""
     out: dict[str, list[Seen]] = {}
