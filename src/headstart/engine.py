@@ -689,8 +689,8 @@ class Engine:
         if self.texts is not None:
             self.texts.leave(request.id)
         request.stats.time_total = time.perf_counter() - request.arrived if request.arrived else 0.0
-        self.drafting.release(request)
         self.policy.release(request)
+        self.drafting.release(request)
 
     def _account(self, flight: Flight, verdicts: list[Verdict]) -> None:
         laps = flight.clock.laps

@@ -34,7 +34,10 @@ SAVED = 3  # questions in vain for which time may be saved up
 PROBE_DEPTH = 2  # tokens that a model drafts when it is only asked how good it has become
 LEAST = 0.02  # a draft for a request should bring at least so much of a token, after costs: chances are guesses
 MARGIN, ROW_MARGIN = 1.15, 1.05  # the time of a drafter, and of rows, should come back so many times
-SCOUTS = 8  # of so many requests that are not worth reading along, one is followed all the same
+USE = 0.05  # share of the tokens that a drafter should bring, or it is not worth reading along
+REST = 3  # steps
+REPRICE, NEAR = 8, 32  # steps, and tokens of context, for which a price holds
+SCOUTS = 16  # of so many requests that are not worth reading along, one is followed all the same
 PLAIN_EVERY = 128  # steps with drafts after which a plain one is taken, to know what drafts bring
 REACH = 32  # rows that are looked at for the cheapest way to add some
 COUNTS = np.arange(1, 1 + REACH)
@@ -113,6 +116,10 @@ class AdaptivePolicy:
         self._shares = [0.0, 0.0]  # seconds of deciding, and of all; they fade
         self._asking: dict[str, float] = {}  # tokens that asking costs, in this step
         self._came = 0  # requests so far
+        self._use: dict[str, float] = {}  # of a drafter with weights: tokens that it brought, of all; a mean that forgets
+        self._prices: dict[tuple[int, ...], float] = {}
+        self._age = 0  # steps since they were told
+        self._rest = 0  # steps for which no drafter with weights is thought about
         self._bill = 0.0  # of this step's question in vain
         self._purse = 0.0  # seconds saved up for questions in vain
         self._least = 0.0  # the chance that a node needs in this step
@@ -137,17 +144,24 @@ class AdaptivePolicy:
         return self.rate(max(company, load.num_running), load.context)
 
     def _price(self, company: int, load: Load) -> float:
-        """The chance below which no node is worth a row, however many others come with it."""
-        seconds = self.costs.span(company + load.num_prefill_tokens, 1 + REACH, load.context)
-        return max(0.0, self._rate(company, load) * float(((seconds[1:] - seconds[0]) / COUNTS).min()))
+        """The chance below which no node is worth a row, however many others come with it. It changes slowly, so it is not told
+        anew in every step."""
+        key = company, load.num_running, load.num_prefill_tokens, int(load.context) // NEAR
+        if key not in self._prices:
+            seconds = self.costs.span(company + load.num_prefill_tokens, 1 + REACH, load.context)
+            least = float(((seconds[1:] - seconds[0]) / COUNTS).min())
+            self._prices[key] = max(0.0, self._rate(company, load) * least)
+        return self._prices[key]
 
     # ------------------------------------------------------------------ who may be asked
     def enlist(self, request: Request, load: Load) -> bool:
         """Not where a request like the others would not be worth it; but for some, so that it is noticed when that changes."""
         names = [n for n in self.choices(request) if n not in WEIGHTLESS]
-        self._came += 1
+        self._came, self._rest = self._came + 1, 0
         if self._came % SCOUTS == 0 or not all(self.errands.knows(n) for n in names):
             return True
+        if all(self._use.get(n, 1.0) < USE for n in names) and names:
+            return False
         company = max(1, load.num_running)
         self._least = self._price(company, load)
         for name in names:
@@ -215,7 +229,11 @@ class AdaptivePolicy:
     def _dear(
         self, requests: Sequence[Request], proposals: Sequence[Proposals], most: Sequence[int], load: Load
     ) -> list[Wishes] | None:
-        """The drafter with weights that is worth most now, for whom and how deep; or one that should be heard again."""
+        """The drafter with weights that is worth most now, for whom and how deep; or one that should be heard again. After a
+        clear no, nobody thinks about it for some steps."""
+        if self._rest:
+            self._rest -= 1
+            return None
         found = self._find(requests, proposals)
         able: dict[str, list[int]] = {}
         for i, request in enumerate(requests):
@@ -232,6 +250,7 @@ class AdaptivePolicy:
         else:
             name, members, depth = self._probe(able, requests)
         if not members:
+            self._rest = REST if worth <= 0 else 0
             return None
         wishes: list[Wishes] = [{} for _ in requests]
         for i in members:
@@ -372,6 +391,9 @@ class AdaptivePolicy:
     def learn(self, times: StepTimes, requests: Sequence[Request], verdicts: Sequence[Verdict]) -> None:
         self.beliefs.hear_all(requests)
         self._purse += PROBES * times.period
+        self._age = (self._age + 1) % REPRICE
+        if not self._age:
+            self._prices.clear()
         for errand in times.errands:
             self.errands.learn(errand)
         if self._promised:  # what is chosen because it seems likely is likely to be overrated
@@ -414,6 +436,11 @@ class AdaptivePolicy:
         return Tried(book.asked, book.proposed, book.verified, right, 1e3 * own, max(0.0, rate * (row + own)))
 
     def release(self, request: Request) -> None:
+        for name in self.choices(request) if request.stats.tokens else ():
+            if name not in WEIGHTLESS:  # it read along; was it of use?
+                accepted = request.stats.by_drafter.get(name, [0, 0])[1]
+                before = self._use.get(name, 1.0)
+                self._use[name] = before + 0.3 * (accepted / request.stats.tokens - before)
         for kept in (self._paces, self._hopes):
             for key in [k for k in kept if k[0] == request.id]:
                 del kept[key]
