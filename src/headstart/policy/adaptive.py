@@ -116,7 +116,9 @@ class AdaptivePolicy:
         self._shares = [0.0, 0.0]  # seconds of deciding, and of all; they fade
         self._asking: dict[str, float] = {}  # tokens that asking costs, in this step
         self._came = 0  # requests so far
-        self._use: dict[str, float] = {}  # of a drafter with weights: tokens that it brought, of all; a mean that forgets
+        self._use: dict[
+            str, float
+        ] = {}  # of a drafter with weights: tokens that it brought, of all; a mean that forgets
         self._prices: dict[tuple[int, ...], float] = {}
         self._age = 0  # steps since they were told
         self._rest = 0  # steps for which no drafter with weights is thought about
