@@ -26,7 +26,7 @@ from headstart.policy.beliefs import Beliefs
 from headstart.policy.costs import Costs, Errands
 from headstart.policy.explain import Explanation, Tried
 from headstart.policy.fixed import FixedPolicy
-from headstart.policy.shares import Share
+from headstart.policy.shares import Share, heat_of
 
 PROBES = 0.005  # share of the time that asking drafters with weights in vain may take,
 FREE_PROBES = 0.003  # and asking one without
@@ -37,7 +37,7 @@ MARGIN, ROW_MARGIN = 1.15, 1.05  # the time of a drafter, and of rows, should co
 USE = 0.05  # share of the tokens that a drafter should bring, or it is not worth reading along
 REST = 3  # steps
 REPRICE, NEAR = 8, 32  # steps, and tokens of context, for which a price holds
-SCOUTS = 16  # of so many requests that are not worth reading along, one is followed all the same
+SCOUTS = 8  # of so many requests that are not worth reading along, one is followed all the same
 PLAIN_EVERY = 128  # steps with drafts after which a plain one is taken, to know what drafts bring
 REACH = 32  # rows that are looked at for the cheapest way to add some
 COUNTS = np.arange(1, 1 + REACH)
@@ -116,9 +116,7 @@ class AdaptivePolicy:
         self._shares = [0.0, 0.0]  # seconds of deciding, and of all; they fade
         self._asking: dict[str, float] = {}  # tokens that asking costs, in this step
         self._came = 0  # requests so far
-        self._use: dict[
-            str, float
-        ] = {}  # of a drafter with weights: tokens that it brought, of all; a mean that forgets
+        self._use: dict[tuple[str, int], float] = {}  # share of tokens that drafters with weights brought, by heat
         self._prices: dict[tuple[int, ...], float] = {}
         self._age = 0  # steps since they were told
         self._rest = 0  # steps for which no drafter with weights is thought about
@@ -162,7 +160,7 @@ class AdaptivePolicy:
         self._came, self._rest = self._came + 1, 0
         if self._came % SCOUTS == 0 or not all(self.errands.knows(n) for n in names):
             return True
-        if all(self._use.get(n, 1.0) < USE for n in names) and names:
+        if all(self._use.get((n, heat_of(request)), 1.0) < USE for n in names) and names:
             return False
         company = max(1, load.num_running)
         self._least = self._price(company, load)
@@ -441,8 +439,9 @@ class AdaptivePolicy:
         for name in self.choices(request) if request.stats.tokens else ():
             if name not in WEIGHTLESS:  # it read along; was it of use?
                 accepted = request.stats.by_drafter.get(name, [0, 0])[1]
-                before = self._use.get(name, 1.0)
-                self._use[name] = before + 0.3 * (accepted / request.stats.tokens - before)
+                key = name, heat_of(request)
+                before = self._use.get(key, 1.0)
+                self._use[key] = before + 0.3 * (accepted / request.stats.tokens - before)
         for kept in (self._paces, self._hopes):
             for key in [k for k in kept if k[0] == request.id]:
                 del kept[key]

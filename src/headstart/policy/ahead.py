@@ -24,7 +24,7 @@ from headstart.policy.explain import Explanation, Tried
 from headstart.policy.fixed import FixedPolicy
 from headstart.policy.outcomes import CODE, Guest, Outcomes
 from headstart.policy.periods import Mode, Periods, modes_of
-from headstart.policy.shares import Share
+from headstart.policy.shares import Share, heat_of
 
 EVERY = 16  # steps for which a decision holds,
 SOON = 4  # and where requests are new
@@ -88,9 +88,8 @@ class AheadPolicy:
         guest = self._guests.get(request.id)
         if guest is None:
             how = request.speculation.verification or self.config.verification
-            heat = 0 if request.params.greedy else 1 + int(min(2.0, request.params.temperature) * 2)
             welcome = sampling.can_ask(request) and (how != "rejection" or request.params.greedy)
-            guest = self._guests[request.id] = Guest(heat, welcome)
+            guest = self._guests[request.id] = Guest(heat_of(request), welcome)
         return guest
 
     def enlist(self, request: Request, load: Load) -> bool:

@@ -107,7 +107,7 @@ class Survival:
 class Guest:
     """One request, as a policy knows it."""
 
-    heat: int  # requests of about the same temperature: what is drawn at random is harder to foresee
+    heat: int  # see `heat_of`
     welcome: bool  # to drafts
     owns: dict[str, Own] = field(default_factory=dict)  # by drafter
     log: list[int] = field(default_factory=list)

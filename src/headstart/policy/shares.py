@@ -1,8 +1,15 @@
-"""How much of what was expected came."""
+"""How much of what was expected came; and for which requests the same may be expected."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+from headstart.core import Request
+
+
+def heat_of(request: Request) -> int:
+    """The same for requests of about the same temperature: what is drawn at random is harder to foresee."""
+    return 0 if request.params.greedy else 1 + int(2 * min(2.0, request.params.temperature))
 
 
 @dataclass
