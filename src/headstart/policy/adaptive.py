@@ -439,9 +439,9 @@ class AdaptivePolicy:
         for name in self.choices(request) if request.stats.tokens else ():
             if name not in WEIGHTLESS:  # it read along; was it of use?
                 accepted = request.stats.by_drafter.get(name, [0, 0])[1]
-                key = name, heat_of(request)
-                before = self._use.get(key, 1.0)
-                self._use[key] = before + 0.3 * (accepted / request.stats.tokens - before)
+                kind = name, heat_of(request)
+                before = self._use.get(kind, 1.0)
+                self._use[kind] = before + 0.3 * (accepted / request.stats.tokens - before)
         for kept in (self._paces, self._hopes):
             for key in [k for k in kept if k[0] == request.id]:
                 del kept[key]
