@@ -454,6 +454,7 @@ def user(text):
     "name, content, expected",
     [
         ("a.jsonl", '{"question": "Q", "answer": "A"}\n\n{"prompt": "P"}', [user("Q"), user("P")]),
+        ("b.jsonl", '{"prompt": "P\u2028Q"}\r\n{"prompt": "R\x85S"}\r\n', [user("P\u2028Q"), user("R\x85S")]),
         ("a.json", '[{"instruction": "I", "input": "x", "response": "r"}, {"text": "T"}]', [user("I\n\nx"), user("T")]),
         ("a.jsonl", '{"instruction": "I", "instances": [{"input": "x", "output": "o"}]}', [user("I\n\nx")]),
         ("a.jsonl", '{"instruction": "I", "instances": []}', [user("I")]),

@@ -61,7 +61,7 @@ def read_file(path: Path) -> list[Prompt]:
     elif path.suffix == ".json":
         raise BadInput(f"{path} is not a JSON list of objects: give a list, or one object per line in a .jsonl file.")
     else:
-        lines = [(i, line) for i, line in enumerate(text.splitlines(), start=1) if line.strip()]
+        lines = [(i, line) for i, line in enumerate(text.split("\n"), start=1) if line.strip()]
         as_json = path.suffix == ".jsonl" or all(line.lstrip().startswith("{") for _, line in lines)
         found = [_of_line(line, f"{path}, line {i}", as_json) for i, line in lines]
     if not found:
