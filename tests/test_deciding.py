@@ -136,7 +136,8 @@ def test_it_never_costs_and_is_about_as_good_as_the_best(kinds: list[str], load:
     device.run(kinds, load, max(8, 2 * load))  # cold
     auto = device.run(kinds, load, count)
     assert auto > 0.98 * plain, device.used
-    assert auto > 0.9 * best, device.used  # they draw different texts, and have other requests beside each other
+    least = 0.93 if len(kinds) == 1 else 0.9  # of several kinds, they have others beside each other
+    assert auto > least * best, device.used
 
 
 def test_trees_alone_and_chains_in_company() -> None:

@@ -211,7 +211,7 @@ class Stats:
 
     def copy(self) -> Stats:
         """As they are now; the engine goes on counting in its own."""
-        out = Stats.__new__(Stats)  # one for each piece of text: copy.copy would take ten times as long
+        out = Stats.__new__(Stats)  # one for each piece of text: copy.copy takes far longer
         out.__dict__.update(self.__dict__)
         out.accepted_by_position = list(self.accepted_by_position)
         out.by_drafter = {name: list(book) for name, book in self.by_drafter.items()}
@@ -271,11 +271,11 @@ class Request:
         return self.tokens[len(self.prompt) :]
 
     @functools.cached_property
-    def is_free(self) -> bool:
-        """Do temperature, top-k, top-p and min-p alone decide its tokens, at every place?"""
+    def changes_logits(self) -> bool:
+        """Do penalties, a bias or bad words change what the model says, at every place?"""
         p = self.params
-        changes = p.logit_bias or self.bad_word_ids or p.presence_penalty or p.frequency_penalty or p.min_tokens
-        return not changes and p.repetition_penalty == 1 and (p.greedy or p.typical_p >= 1)
+        penalties = p.repetition_penalty != 1 or p.presence_penalty or p.frequency_penalty
+        return bool(p.logit_bias or self.bad_word_ids or penalties)
 
     @functools.cached_property
     def stop_ids(self) -> frozenset[int]:

@@ -31,7 +31,6 @@ from headstart.models.base import Runner
 from headstart.noise import Chance, derive_seed
 from headstart.policy import Load, Policy, StepTimes, Wish, Wishes
 from headstart.policy.choose import make_policy
-from headstart.policy.recording import Recording
 from headstart.scheduler import Plan, Planned, Scheduler
 
 RUN_ON = 4  # tokens that a runner may choose in one step for a request that is alone,
@@ -120,8 +119,6 @@ class Engine:
         self.scheduler = Scheduler(self.pool, config.max_num_seqs, config.max_batch_tokens, self.max_len)
         self.drafting = Drafting(speculative or SpeculativeConfig(), around or Surroundings(runner.vocab_size))
         self.policy: Policy = policy or make_policy(self.drafting.config, self.drafting.choices, runner.chooses)
-        if config.record is not None:
-            self.policy = Recording(self.policy, config.record)
         self.delivery = Delivery(decode)
         for drafter in self.drafting.drafters.values():
             drafter.allocate(self.pool.num_slots)
@@ -180,8 +177,6 @@ class Engine:
             self.abort(request)
         self._flight, self._parcels = None, []
         self.at_end()
-        if isinstance(self.policy, Recording):
-            self.policy.close()
         self.drafting.close()
         self.runner.release()
 
@@ -392,7 +387,7 @@ class Engine:
         step leaves for them is gone when the next one runs."""
         requests = [p.request for p in plan.ready]
         wishes = self.policy.ask(requests, out.proposals, load)
-        if any(out.proposals):
+        if any(out.proposals) or not self.drafting.taps:
             return wishes
         for part, own in zip(plan.ready, wishes, strict=True):
             if not own and (names := self.drafting.readers(part.request)):

@@ -471,7 +471,6 @@ def start_engine(
     from headstart.models.runners import make_runner
     from headstart.policy.adaptive import AdaptivePolicy
     from headstart.policy.ahead import AheadPolicy
-    from headstart.policy.recording import inner
 
     wide = engine_config.wide_weights if engine_config.wide_weights is not None else config.method != "none"
     how = engine_config
@@ -511,7 +510,7 @@ def start_engine(
         note(f"static_tree has {config.nodes} nodes, and drafts keep the first that fit: see max_batch_tokens.")
     decode = None if model.tokenizer is None else model.tokenizer.decode
     engine = Engine(runner, engine_config, model.max_len, pages, config, around, decode)
-    policy = inner(engine.policy)
+    policy = engine.policy
     decides = isinstance(policy, AheadPolicy)  # then a rehearsal prepares all sizes
     nodes = config.nodes if config.method != "none" and not decides else 0
     runner.warm_up(nodes, config.tree or config.method in ("suffix", AUTO), engine.drafting.taps)
@@ -519,7 +518,21 @@ def start_engine(
         _measure(engine, policy, _store(model, runner, engine_config))
     elif isinstance(policy, AheadPolicy):
         _rehearse(engine, policy)
+    if engine_config.record is not None:  # from here on: what was made up to measure is no traffic
+        _record(engine, engine_config.record)
     return EngineLoop(engine)
+
+
+def _record(engine: Any, path: str) -> None:
+    from headstart.policy.recording import Recording
+
+    recording, end = Recording(engine.policy, path), engine.at_end
+
+    def at_end() -> None:
+        end()
+        recording.close()
+
+    engine.policy, engine.at_end = recording, at_end
 
 
 def _rehearse(engine: Any, policy: AheadPolicy) -> None:

@@ -111,7 +111,7 @@ def argmax(logits: torch.Tensor) -> list[int]:
 # ------------------------------------------------------------------ for runners that choose
 def can_ask(request: Request) -> bool:
     """Can a runner choose this request's next tokens: from its logits, temperature, noise, top-k, top-p and min-p alone?"""
-    return request.is_free or (not _adjusts(Row(request)) and (request.params.greedy or request.params.typical_p >= 1))
+    return not _adjusts(Row(request)) and (request.params.greedy or request.params.typical_p >= 1)
 
 
 def is_sure(request: Request) -> bool:
@@ -148,15 +148,8 @@ def adjust(logits: torch.Tensor, rows: Sequence[Row]) -> torch.Tensor:
 
 
 def _adjusts(row: Row) -> bool:
-    p = row.request.params
-    return bool(
-        p.logit_bias
-        or row.request.bad_word_ids
-        or p.repetition_penalty != 1
-        or p.presence_penalty
-        or p.frequency_penalty
-        or row.position - len(row.request.prompt) < p.min_tokens
-    )
+    request = row.request
+    return request.changes_logits or row.position - len(request.prompt) < request.params.min_tokens
 
 
 def _adjust_row(x: torch.Tensor, row: Row) -> None:

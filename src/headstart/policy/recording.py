@@ -86,11 +86,6 @@ def check_writable(path: str | Path) -> None:
         raise BadInput(f"There is no folder {file.parent} for the trace: make it first, or name another one.")
 
 
-def inner(policy: Policy) -> Policy:
-    """The policy that decides."""
-    return policy.policy if isinstance(policy, Recording) else policy
-
-
 def _seen(request: Request, drafts: dict[tuple[int, str], Tree]) -> dict[str, tuple[Seen, ...]]:
     """What the text said about each draft, by drafter."""
     out: dict[str, list[Seen]] = {}
