@@ -45,12 +45,18 @@ class Explanation:
                 f"The policy is {self.policy}: it drafts what it is told, and measures nothing. --drafter auto decides."
             ]
         out = [
-            f"{self.speedup_estimate:.2f} times the tokens of plain decoding in the same time, by {self.plain_steps} plain "
-            f"steps that were taken: {self.tokens_per_second:.1f} tokens/s.",
+            f"{self.speedup_estimate:.2f} times the tokens of plain decoding in the same time, by {self._measure()}: "
+            f"{self.tokens_per_second:.1f} tokens/s.",
             f"With {self.running} at once, a plain step takes {self.plain_milliseconds:.2f} ms" + self._of_rows(),
         ]
         out += [_of_drafter(name, tried) for name, tried in self.drafters.items()]
         return [*out, f"Deciding took {self.deciding:.1%} of the time."]
+
+    def _measure(self) -> str:
+        """What plain decoding is known from."""
+        if not self.plain_steps:
+            return "steps that were timed when the model was loaded"
+        return f"{self.plain_steps} plain steps that were taken"
 
     def _of_rows(self) -> str:
         if not self.row_milliseconds:
