@@ -419,11 +419,9 @@ class DeviceStep:
     """What the target's last forward left on its device, for drafters that go on from there. Segments are the forward's."""
 
     hidden: dict[int, torch.Tensor]  # (T, hidden size) of each layer that was asked for
-    verdict: torch.Tensor  # (B, 2 + most) int32: accepted nodes, the bonus, the nodes
-    root: torch.Tensor  # (B,) int32: the row that the draft hung behind
-    table: torch.Tensor  # (B,) int32: where a segment's pages begin
-    pages: torch.Tensor  # int32
-    fixed: bool = False  # forwards like this one leave it at the same place every time
+    verdict: torch.Tensor  # int32, for each segment: accepted nodes, the bonus, the nodes
+    block: torch.Tensor  # int32: what the forward was given; its first numbers say where things stand in it
+    fixed: bool = False  # forwards leave it at the same place every time
 
 
 @dataclass

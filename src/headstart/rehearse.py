@@ -30,6 +30,7 @@ def rehearse(engine: Engine, policy: AheadPolicy) -> None:
         return
     policy.rehearses = True
     try:
+        _prepare(engine, modes)
         sizes = companies(engine, modes)
         with bar("Measuring this device", len(sizes) * (1 + len(modes)), "parts") as done:
             for company in sizes:
@@ -43,6 +44,18 @@ def rehearse(engine: Engine, policy: AheadPolicy) -> None:
                 policy.periods.reading[name] = max(0.0, _admission(engine, policy, name) - plain)
     finally:
         policy.rehearses, policy.ordered = False, None
+
+
+def _prepare(engine: Engine, modes: dict[str, list[Mode]]) -> None:
+    """Have the graphs ready: with hidden states for those that read them, and without."""
+    taps, reading = engine.drafting.taps, {n for n, d in engine.drafting.drafters.items() if d.needs.hidden_layers}
+    every = {(m.nodes, m.nodes > m.depth) for own in modes.values() for m in own}
+    others = {(m.nodes, m.nodes > m.depth) for name, own in modes.items() if name not in reading for m in own}
+    work = engine.runner.prepare(others, ()) + (engine.runner.prepare(every, taps) if taps else [])
+    with bar("Preparing GPU graphs", len(work), "graphs") as done:
+        for record in work:
+            record()
+            done(1)
 
 
 def companies(engine: Engine, modes: dict[str, list[Mode]]) -> list[int]:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from headstart.core import Batch, Choice
 from headstart.models import packing
-from headstart.models.packing import Shape, step_up
+from headstart.models.packing import Shape, draft_shapes, prompt_shapes, step_up, stride_up
 from tests.interpreted.support import PAGE, Part, make_batch, pack, seen_by
 
 MIXED = [Part(8, 13), Part(21, 4), Part(10, 6, older=3, tree=True), Part(17), Part(2, 5, older=40, tree=True)]
@@ -133,8 +133,9 @@ NUMBERS = st.integers(1, 3000)
 @given(NUMBERS, NUMBERS)
 def test_steps_never_shrink_and_never_cross(a: int, b: int) -> None:
     low, high = sorted((a, b))
-    assert low <= step_up(low) <= step_up(high)
-    assert step_up(step_up(a)) == step_up(a) and step_up(a) <= max(2 * a - 1, a + 63)
+    for up in (step_up, stride_up):
+        assert low <= up(low) <= up(high)
+        assert up(up(a)) == up(a) and up(a) <= max(2 * a - 1, a + 63)
 
 
 @given(
@@ -153,3 +154,22 @@ def test_the_exact_shape_of_a_batch() -> None:
     assert Shape.of(make_batch(MIXED)[0]) == Shape(29, 5, 13, 45)
     assert Shape.of(make_batch(PLAIN)[0]) == Shape(3, 3, 1, 0)
     assert Shape.of(chosen(make_batch(PLAIN)[0], [0, 0, 0])) == Shape(3, 3, 1, 0, truncates=True)
+
+
+@given(st.lists(st.integers(0, 7), min_size=1, max_size=64), st.booleans())
+def test_every_step_with_drafts_has_its_shape_among_those_that_are_prepared(nodes: list[int], wide: bool) -> None:
+    if not any(nodes):
+        return
+    sizes = [2 * n if wide else n for n in nodes]
+    width = 1 + max(sizes) if wide else 0
+    shape = Shape(sum(sizes) + len(sizes), len(sizes), 1 + max(sizes), width).padded()
+    prepared = set(draft_shapes(64, 15, 16)) if wide else set(draft_shapes(64, 7))
+    assert shape in prepared and len(prepared) < 60
+
+
+@given(st.lists(st.integers(1, 512), min_size=1, max_size=64))
+def test_every_step_with_prompts_has_its_shape_among_those_that_are_prepared(pieces: list[int]) -> None:
+    if max(pieces) <= 32 or sum(pieces) > 512:
+        return
+    prepared = set(prompt_shapes(64, 512))
+    assert Shape(sum(pieces), len(pieces), max(pieces)).padded() in prepared and len(prepared) < 60

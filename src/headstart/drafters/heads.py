@@ -43,7 +43,7 @@ from headstart.drafters.growing import GrowingDrafter, Growth, frontier_shape, u
 from headstart.errors import ConfigError
 from headstart.models.attention import Attends, Context
 from headstart.models.heads import Head
-from headstart.models.packing import step_up
+from headstart.models.packing import double_up
 from headstart.sampling import Row, argmax, is_sure, top_scores
 from headstart.shapes import USUAL_SIZES, depth_of, within
 
@@ -219,7 +219,7 @@ class HeadDrafter(GrowingDrafter):
         if not drafted or view.step is None or not self.growers:
             return Draft.of([Tree() for _ in view.requests])
         self._catch_up([(r.id, r.tokens, r.slots) for r in drafted if self._has_more(r)])
-        grower, count, padded = self._grower(drafted), len(drafted), step_up(len(drafted))
+        grower, count, padded = self._grower(drafted), len(drafted), double_up(len(drafted))
         many = drafted + drafted[-1:] * (padded - count)
         numbers = texts.on_device([*(r.line for r in many), *(r.seat for r in many)])
         found = grower.grow(view.step, texts, numbers, count)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
@@ -75,6 +76,10 @@ class Runner:
     def needs_bytes(self, max_rows: int) -> int:
         """Memory that forwards of up to so many rows take besides weights and KV, where it is known."""
         return 0
+
+    def prepare(self, drafts: Collection[tuple[int, bool]], taps: tuple[int, ...]) -> list[Callable[[], None]]:
+        """What there is to do so that steps with drafts like these (nodes, and whether they branch) need no preparation."""
+        return []
 
     def warm_up(self, nodes: int, trees: bool, taps: tuple[int, ...] = ()) -> None:
         """Prepare for steps of one request, plain and with drafts of so many nodes, that tell these hidden states."""

@@ -28,6 +28,8 @@ class FusedModel(LeanModel):
         self.deterministic, self.limits = deterministic, limits
         self.dtype, self.device = self.norm.dtype, self.norm.device
         self.widest_few = 0 if self.dtype == torch.float16 else FEW  # h = x · gain may leave float16's range
+        windows = [b.window for b in self.blocks]
+        self.variety = 1 + max(windows.index(w) for w in windows)  # the first so many layers have all kinds of them
         self.angles: Angles | None = None
         self.scratch: Scratch | None = None
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import torch
@@ -24,7 +23,7 @@ from headstart.models.kernels import ahead, choose
 from headstart.models.kernels.attention import DETERMINISTIC_SPLITS, Layout, Room
 from headstart.models.lean import in_family
 from headstart.models.load import position_limit
-from headstart.models.packing import Shape, step_up
+from headstart.models.packing import Shape, double_up, stride_up
 from headstart.models.paged import CHUNK, Device, PagedContext
 from headstart.models.pinned import PinnedLanding, Ring
 from headstart.models.runner import TorchRunner
@@ -33,8 +32,6 @@ from headstart.progress import note, status
 
 BLOCK_SIZE = 1 << 20  # numbers in the block that graphs read; a larger batch runs without a graph
 LOGITS_SHARE = 1 / 32  # of the device's memory, for the logits of graphs
-OFTEN = 32  # rows of a request up to which a step is one of many like it; those of prompts come in all sizes,
-RARE = 2  # and get a graph when they have come so often
 
 
 def _at_home(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -69,7 +66,7 @@ class KernelRunner(TorchRunner):
                 "(Llama, Mistral, Qwen2 and Qwen3 have, with fuse=True). Leave deterministic out."
             )
         self.graphs: dict[tuple[Shape, tuple[int, ...], int | None], Graph | None] = {}
-        self._seen: Counter[Any] = Counter()  # of the steps that have no graph yet
+        self._rehearsed: set[Any] = set()  # kinds of forwards that have run as a whole
         self.texts: Texts | None = None
         self.recorder, self.budget = Recorder(self.device), Budget()
 
@@ -83,13 +80,13 @@ class KernelRunner(TorchRunner):
     # ------------------------------------------------------------------ memory
     def needs_bytes(self, max_rows: int) -> int:
         """For the logits of graphs and of their library products."""
-        return 2 * 4 * self.vocab_size * _graph_rows(self.device, self.vocab_size, step_up(max_rows))
+        return 2 * 4 * self.vocab_size * _graph_rows(self.device, self.vocab_size, stride_up(max_rows))
 
     @_at_home
     def allocate(self, num_slots: int, page_size: int = 16, max_rows: int = 512, max_segments: int = 64) -> None:
         """Make the KV tensors and everything that graphs will read and write."""
         self.graphs.clear()
-        max_rows, max_segments = step_up(max_rows), step_up(max_segments)
+        max_rows, max_segments = stride_up(max_rows), double_up(max_segments)
         self.page_size, self.max_rows, self.max_segments = page_size, max_rows, max_segments
         self._allocate_kv(num_slots)
         if isinstance(self.lean, FusedModel):
@@ -102,6 +99,7 @@ class KernelRunner(TorchRunner):
         self.room = self._room()
         self.block = torch.zeros(BLOCK_SIZE, dtype=torch.int32, device=self.device)
         self.verdict = torch.zeros(max_segments * (18 + 2 * max_rows), dtype=torch.int32, device=self.device)
+        self.tapped: dict[int, torch.Tensor] = {}  # hidden states that graphs leave, by layer
         self._out, self._back = Ring(16, 1 << 14, self.device), Ring(64, 1 << 10, self.device)
 
     @_at_home
@@ -167,13 +165,13 @@ class KernelRunner(TorchRunner):
             self._out.mark()
         if len(batch.rows) == len(batch.tokens):
             lines, hidden = self._run(block, shape, None, batch.hidden_layers, batch.layers)
-            self.left = self._leave(block, shape, hidden)
+            self.left = self._leave(block, hidden)
             return self._forward(batch, shape, lines, hidden)
         asked = packing.places(shape).on_device(block, "lines")[
             : max(1, len(batch.rows))
         ]  # a kernel has at least one row
         lines, hidden = self._run(block, shape, asked, batch.hidden_layers, batch.layers)
-        self.left = self._leave(block, shape, hidden)
+        self.left = self._leave(block, hidden)
         return Forward(lines, _cut(hidden, batch), None, self._land(batch, shape))
 
     def _forward(self, batch: Batch, shape: Shape, lines: torch.Tensor, hidden: dict[int, torch.Tensor]) -> Forward:
@@ -182,15 +180,9 @@ class KernelRunner(TorchRunner):
         rows = slice(0, len(batch.tokens)) if every else batch.rows
         return Forward(lines, _cut(hidden, batch), rows, self._land(batch, shape))
 
-    def _leave(
-        self, block: torch.Tensor, shape: Shape, hidden: dict[int, torch.Tensor], fixed: bool = False
-    ) -> DeviceStep | None:
+    def _leave(self, block: torch.Tensor, hidden: dict[int, torch.Tensor], fixed: bool = False) -> DeviceStep | None:
         """For whoever drafts on the device."""
-        if not hidden:
-            return None
-        sections = packing.places(shape)
-        root, table = sections.on_device(block, "root"), sections.on_device(block, "table")
-        return DeviceStep(hidden, self._verdict(shape), root, table, block[sections.pages :], fixed)
+        return DeviceStep(hidden, self.verdict, block, fixed) if hidden else None
 
     def _verdict(self, shape: Shape) -> torch.Tensor:
         """(segments, 2 + most nodes)"""
@@ -276,8 +268,23 @@ class KernelRunner(TorchRunner):
         with status("Preparing GPU kernels and graphs"):
             for shape in shapes:
                 if shape.rows <= self.graph_rows:
-                    self._seen[shape, taps, None] = RARE  # these will come
                     self._graph(shape, taps)
+
+    def prepare(self, drafts: Collection[tuple[int, bool]], taps: tuple[int, ...]) -> list[Callable[[], None]]:
+        """What there is to do so that steps with these drafts, and steps with prompts, find their graphs."""
+        shapes = self._usual(drafts) if self.graphs_allowed else []
+        return [functools.partial(self._prepare, shape, taps) for shape in shapes]
+
+    @_at_home
+    def _prepare(self, shape: Shape, taps: tuple[int, ...]) -> None:
+        self._graph(shape, taps)
+
+    def _usual(self, drafts: Collection[tuple[int, bool]]) -> list[Shape]:
+        n = self.max_segments
+        found = {Shape(k, k, 1).padded() for k in range(1, n + 1)} | {*packing.prompt_shapes(n, self.graph_rows)}
+        for nodes, branches in drafts:
+            found |= {*packing.draft_shapes(n, nodes, nodes + 1 if branches else 0)}
+        return sorted((s for s in found if s.rows <= self.graph_rows), key=lambda s: (s.rows, s.segments, s.new))
 
     def release(self) -> None:
         """Let go of KV, graphs and everything that they read and write."""
@@ -285,17 +292,13 @@ class KernelRunner(TorchRunner):
         super().release()
         self.graphs.clear()
         self.pools, self.texts, self.left = [], None, None
-        for name in ("logits", "chosen", "mail", "desk", "room", "block", "verdict", "_out", "_back"):
+        for name in ("logits", "chosen", "mail", "desk", "room", "block", "verdict", "tapped", "_out", "_back"):
             self.__dict__.pop(name, None)
         if isinstance(self.lean, FusedModel):
             self.lean.angles = self.lean.scratch = None
 
     def _graph(self, shape: Shape, taps: tuple[int, ...], layers: int | None = None) -> Graph | None:
         key = (shape, taps, layers)
-        if key not in self.graphs and shape.new > OFTEN:
-            self._seen[key] += 1
-            if self._seen[key] <= RARE:
-                return None
         if key not in self.graphs:
             began, free = time.perf_counter(), torch.cuda.mem_get_info(self.device)[0]
             try:
@@ -320,17 +323,35 @@ class KernelRunner(TorchRunner):
         _nobody(self.block, shape)
         try:
             logits = self.logits[: shape.rows]
-            self.recorder.rehearse(lambda: self._run(self.block, shape, None, taps, layers))
+            self.recorder.rehearse(lambda: self._run(self.block, shape, None, *self._sample(shape, taps, layers)))
+            kept = {layer: self._tapped(layer)[: shape.rows] for layer in taps}
             with self.recorder.capture(len(self.shapes)) as capture:
                 found, hidden = self._run(self.block, shape, None, taps, layers, logits, capture)
                 if found is not logits:
                     logits.copy_(found)
-            return Graph(
-                capture.pieces, logits, hidden, self._leave(self.block, shape, hidden, fixed=shape.new <= OFTEN)
-            )
+                for layer, h in hidden.items():
+                    kept[layer].copy_(h)
+            return Graph(capture.pieces, logits, kept, self._leave(self.block, kept, fixed=True))
         finally:
             self.block.copy_(block)
             self.chosen.copy_(chosen)
+
+    def _sample(self, shape: Shape, taps: tuple[int, ...], layers: int | None) -> tuple[tuple[int, ...], int | None]:
+        """Taps and layers of a run that meets all kernels which a graph of this shape needs: where layers are alike, few."""
+        if not isinstance(self.lean, FusedModel) or (layers is not None and layers <= self.lean.variety):
+            return taps, layers
+        kind = taps, layers, shape.rows <= self.lean.widest_few
+        if kind not in self._rehearsed:
+            self._rehearsed.add(kind)
+            return taps, layers
+        return (), self.lean.variety
+
+    def _tapped(self, layer: int) -> torch.Tensor:
+        """Where every graph leaves hidden states of this layer, so that those who read them need not know which it was."""
+        if layer not in self.tapped:
+            size = self.graph_rows, self.text_config.hidden_size
+            self.tapped[layer] = torch.zeros(size, dtype=self.dtype, device=self.device)
+        return self.tapped[layer]
 
 
 def _cut(hidden: dict[int, torch.Tensor], batch: Batch) -> dict[int, torch.Tensor]:

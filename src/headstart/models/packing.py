@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,10 @@ from headstart.core import Batch, Choice, Segment
 
 if TYPE_CHECKING:
     from headstart.models.kernels.attention import Layout
+
+
+DRAFT, DRAFT_WIDTH = 8, 16  # rows of a request in the smallest step with drafts, and entries of its tree
+PROMPT = 32  # rows of a request up to which it is no prompt
 
 
 @dataclass(frozen=True)
@@ -42,13 +46,16 @@ class Shape:
 
     @functools.lru_cache(1024)  # noqa: B019 - a shape holds nothing
     def padded(self) -> Shape:
-        """The bucket that this size falls into."""
+        """The bucket that this size falls into: small ones for plain steps, large ones for drafts and larger ones for prompts,
+        since each has a graph, and with drafts and prompts no two steps are alike."""
         if self.rows == self.segments and not self.width:
             rows = step_up(self.rows)
             return Shape(rows, rows, 1, 0, self.truncates)
-        new = max(8, 1 << (self.new - 1).bit_length())
-        width = max(16, 1 << (self.width - 1).bit_length()) if self.width else 0
-        return Shape(step_up(self.rows), step_up(self.segments), max(new, width), width, self.truncates)
+        rows, width = stride_up(self.rows), max(DRAFT_WIDTH, double_up(self.width)) if self.width else 0
+        if self.new > PROMPT:
+            return Shape(rows, min(rows, fourfold_up(self.segments)), max(rows, width), width, self.truncates)
+        segments, new = double_up(self.segments), max(DRAFT, double_up(self.new))
+        return Shape(max(rows, segments), segments, max(new, width), width, self.truncates)
 
     @property
     def words(self) -> int:
@@ -63,8 +70,41 @@ def step_up(n: int) -> int:
     return -(-n // unit) * unit
 
 
+def double_up(n: int) -> int:
+    """The next power of two."""
+    return 1 << (n - 1).bit_length()
+
+
+def fourfold_up(n: int) -> int:
+    """The next power of four."""
+    return 1 << (n - 1).bit_length() + (n - 1).bit_length() % 2
+
+
+def stride_up(n: int) -> int:
+    """2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256, then multiples of 64: few sizes, and little padding where rows cost most."""
+    if n > 256:
+        return -(-n // 64) * 64
+    most = double_up(n)
+    return most * 3 // 4 if most > 32 and n <= most * 3 // 4 else most
+
+
+def draft_shapes(segments: int, nodes: int, width: int = 0) -> Iterator[Shape]:
+    """The buckets of all steps in which some of up to so many requests have drafts of up to so many nodes."""
+    for most in (1 << i for i in range((segments - 1).bit_length() + 1)):
+        for rows in sorted({stride_up(n) for n in range(most // 2 + 2, most * (1 + nodes) + 1)}):
+            yield Shape(rows, most, 1 + nodes, width).padded()
+
+
+def prompt_shapes(segments: int, rows: int) -> Iterator[Shape]:
+    """The buckets of all steps in which prompts of some length are read."""
+    for most in (n for n in range(1, segments + 1) if n & (n - 1) == 0 or n == segments):
+        for size in sorted({stride_up(n) for n in range(PROMPT + most, rows + 1)}):
+            yield Shape(size, most, PROMPT + 1).padded()
+
+
 class Sections:
-    """Where each part of the block stands."""
+    """Where each part of the block stands. "where" tells those who do not know the shape: the place of "root", of "table" and
+    of the pages, and how many numbers a verdict has."""
 
     def __init__(self, shape: Shape) -> None:
         t, b, w, s = shape.rows, shape.segments, shape.words, shape.width
@@ -84,7 +124,8 @@ class Sections:
         ]
         by_segment = ["start", "stop", "context", "entries", "table", "is_tree", "depth_at", "root", "nodes"]
         by_segment += ["seat", "moves", "sized", "grown"]
-        dims: dict[str, tuple[int, ...]] = {"seeds": (2, t), "words": (t, w), "above": (t, s), "depths": (b * s,)}
+        dims: dict[str, tuple[int, ...]] = {"where": (4,)}  # first, so that it is found without knowing the shape
+        dims |= {"seeds": (2, t), "words": (t, w), "above": (t, s), "depths": (b * s,)}
         dims |= dict.fromkeys(by_row, (t,)) | dict.fromkeys(by_segment, (b,))
         self.places: dict[str, tuple[int, int, tuple[int, ...]]] = {}
         at = 0
@@ -96,6 +137,7 @@ class Sections:
         self.blank = np.zeros(at, np.int32)  # rows and segments that belong to nobody
         for name in ("source", "slots", "at", "nodes", "seat", "sized", "grown"):
             self.of(self.blank, name)[:] = -1
+        self.of(self.blank, "where")[:] = self.places["root"][0], self.places["table"][0], at, 2 + shape.new
 
     def of(self, block: np.ndarray, name: str) -> np.ndarray:
         at, size, dim = self.places[name]

@@ -90,7 +90,7 @@ class Periods:
 
 SIZES: Mapping[str, Sequence[shapes.Size]] = {
     "ngram": ((3, 3), (6, 6)),
-    "suffix": ((8, 8),),
+    "suffix": ((7, 7),),
     "draft_model": ((3, 3), (5, 5)),
 }
 

@@ -6,7 +6,6 @@ The host waits for nothing: it says which requests, and the draft leaves as mail
 from __future__ import annotations
 
 import functools
-from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -21,14 +20,13 @@ from headstart.models.heads.fused import FusedEagle3, fusible
 from headstart.models.kernels import growth as kernels
 from headstart.models.kernels.attention import Layout, Room
 from headstart.models.kernels.growth import MOST_TAPS, Field, Growth
-from headstart.models.packing import Shape, step_up
+from headstart.models.packing import Shape, double_up
 from headstart.models.paged import Device, PagedContext
 from headstart.models.pinned import Ring
 from headstart.progress import note
 
 MOST_WIDTH = 64  # nodes of a level, and candidates of a node
 MOST_CANDIDATES = 1024
-RARE = 3  # times that a kind of step is met before a graph is made for it
 
 
 def fits(head: Head, growth: Growth) -> bool:
@@ -92,7 +90,7 @@ class Grower:
         self.device, self.graphs_allowed = weight.device, weight.device.type == "cuda"
         spec = head.spec
         self.field = Field(
-            growth, step_up(lines), len(spec.taps) * spec.hidden_size, weight.dtype, spec.draft_vocab_size, max_len,
+            growth, double_up(lines), len(spec.taps) * spec.hidden_size, weight.dtype, spec.draft_vocab_size, max_len,
             page_size, num_slots, self.device,
         )  # fmt: skip
         self.targets = head.targets
@@ -104,8 +102,7 @@ class Grower:
         self.recorder = Recorder(self.device)
         self.texts: DeviceTexts | None = None  # of the proposal; the target's runner has one for all of them
         self._asked: torch.Tensor | None = None  # what `field.numbers` holds
-        self._graphs: dict[tuple[int, DeviceStep | None], list[torch.cuda.CUDAGraph]] = {}
-        self._seen: Counter[tuple[int, DeviceStep]] = Counter()
+        self._graphs: dict[tuple[int, bool], list[torch.cuda.CUDAGraph]] = {}
         self._out = Ring(4, 1 << 12, self.device)
         self._layouts: dict[int, list[Layout]] = {}
 
@@ -122,7 +119,7 @@ class Grower:
     def grow(self, step: DeviceStep, texts: DeviceTexts, numbers: torch.Tensor, count: int) -> torch.Tensor:
         """(count, 1 + 2 nodes) int32, until the next call: for each line how many nodes, their tokens, their parents.
 
-        `numbers` (2 · step_up(count),): segments of the last step, then seats of the texts; what pads them is drafted for
+        `numbers` (2 · double_up(count),): segments of the last step, then seats of the texts; what pads them is drafted for
         like the others, and told to nobody.
         """
         padded = len(numbers) // 2
@@ -132,21 +129,16 @@ class Grower:
         taps = [step.hidden[layer] for layer in self.head.spec.taps]
         self.texts = texts
         how = functools.partial(kernels.begin, self.field, step, taps, texts, padded)
-        key = (padded, step if step.fixed and self._is_usual(padded, step) else None)
-        if key[1] is None:
+        whole = padded, step.fixed  # then what the last step left is part of the graph
+        if not step.fixed or not self.graphs_allowed:
             how()
         if not self.graphs_allowed:
             self._run(padded)
-        elif key not in self._graphs:
-            self._graphs[key] = self._capture(padded, None if key[1] is None else how)
-        for piece in self._graphs.get(key, ()):
+        elif whole not in self._graphs:
+            self._graphs[whole] = self._capture(padded, how if step.fixed else None)
+        for piece in self._graphs.get(whole, ()):
             piece.replay()
         return self.field.mail[:count]
-
-    def _is_usual(self, lines: int, step: DeviceStep) -> bool:
-        """Such steps come again and again: then where they leave their features is worth a graph of its own."""
-        self._seen[lines, step] += 1
-        return self.graphs_allowed and self._seen[lines, step] > RARE
 
     def context(self, batch: Batch) -> PagedContext:
         """For rows of real features, read apart from a draft."""

@@ -71,7 +71,7 @@ class Growth:
 # ------------------------------------------------------------------ begin
 @triton.jit
 def _begin(
-    lines, seats, lengths, texts, WIDTH, verdict, stride, root, table, pages,
+    lines, seats, lengths, texts, WIDTH, verdict, block,
     features, tokens, positions, slots, last, stop, context, entries, own_pages, base, own_positions, own_slots,
     FIRST, SPAN, MOST, EXPANDED, LINES,
     ROWS: tl.constexpr, PAD: tl.constexpr, W: tl.constexpr, PAGE: tl.constexpr, BE: tl.constexpr,
@@ -81,6 +81,8 @@ def _begin(
     segment = tl.load(lines + line).to(tl.int64)
     seat = tl.load(seats + line).to(tl.int64)
     length = tl.load(lengths + seat)
+    root, table, pages = block + tl.load(block), block + tl.load(block + 1), block + tl.load(block + 2)
+    stride = tl.load(block + 3)
     accepted = tl.load(verdict + segment * stride)
     top = tl.load(root + segment)
     begin = length - 2 - accepted  # position of the root
@@ -359,9 +361,9 @@ def begin(field: Field, step: DeviceStep, taps: list[torch.Tensor], texts: Devic
     """Say where each line reads on behind the target's last step, and gather the features of those rows."""
     g = field.growth
     _begin[(count,)](
-        field.numbers, field.numbers[count:], texts.lengths, texts.tokens, texts.width, step.verdict,
-        step.verdict.stride(0), step.root, step.table, step.pages, field.rows, field.tokens, field.positions,
-        field.slots, field.last, field.stop, field.context, field.entries, field.pages, field.base,
+        field.numbers, field.numbers[count:], texts.lengths, texts.tokens, texts.width, step.verdict, step.block,
+        field.rows, field.tokens, field.positions, field.slots, field.last, field.stop, field.context, field.entries,
+        field.pages, field.base,
         field.own_positions, field.own_slots, field.first_page, field.span, field.most_pages, g.expanded, field.lines,
         g.rows, triton.next_power_of_2(max(2, g.rows)), g.width, field.page_size, 64, num_warps=1,
     )  # fmt: skip
