@@ -97,10 +97,13 @@ def way(name: str) -> dict[str, Any]:
     return spec | ({"num_speculative_tokens": int(nodes)} if nodes else {})
 
 
-def answer(llm: LLM, prompts: list[Prompt], tokens: int) -> dict[str, Any]:
-    """All prompts at once, to the last token."""
+def answer(llm: LLM, prompts: list[Prompt], tokens: int, spread: float = 0.0) -> dict[str, Any]:
+    """All prompts at once, to the last token. With `spread`, some answers are that much longer and others shorter: where all
+    are equally long, plain decoding ends them in the same step, and reads the next prompts together."""
+    lengths = [round(tokens * (1 + spread * (2 * (0.618 * i % 1) - 1))) for i in range(len(prompts))]
     params = [
-        SamplingParams(temperature=t, max_tokens=tokens, seed=i, ignore_eos=True) for i, (_, t) in enumerate(prompts)
+        SamplingParams(temperature=t, max_tokens=n, seed=i, ignore_eos=True)
+        for i, ((_, t), n) in enumerate(zip(prompts, lengths, strict=True))
     ]
     began = time.perf_counter()
     out = llm.generate([p for p, _ in prompts], params)
@@ -130,7 +133,7 @@ def point(
     for turn in range(args.rounds):
         own = take(prompts, kind, count, turn * count)
         for name in names if turn % 2 == 0 else names[::-1]:
-            runs[name].append(answer(llms[name], own, args.tokens))
+            runs[name].append(answer(llms[name], own, args.tokens, args.spread))
     return {name: _summary(runs[name], runs["plain"]) for name in names}
 
 
@@ -146,7 +149,7 @@ def shifts(
                 start = (3 * turn + phase) * 2 * load
                 answer(llm, take(prompts, kind, load, start), 50)
                 count = max(load * args.waves, args.least)
-                speed = answer(llm, take(prompts, kind, count, start + load), args.tokens)["speed"]
+                speed = answer(llm, take(prompts, kind, count, start + load), args.tokens, args.spread)["speed"]
                 found.setdefault(f"{phase + 1}: {kind}", {}).setdefault(name, []).append(speed)
     return {phase: {name: statistics.median(s) for name, s in own.items()} for phase, own in found.items()}
 
@@ -243,6 +246,7 @@ def provenance(args: argparse.Namespace) -> dict[str, Any]:
         "tokens": args.tokens,
         "rounds": args.rounds,
         "waves": args.waves,
+        "spread": args.spread,
     }
 
 
@@ -257,6 +261,7 @@ def main() -> None:
     parser.add_argument("--kinds", type=lambda s: s.split(","), help="only these, such as mixed,code")
     parser.add_argument("--shifts", action="store_true", help="code, prose, code instead of single kinds")
     parser.add_argument("--tokens", type=int, default=48, help="of each answer")
+    parser.add_argument("--spread", type=float, default=0.0, help="by how much of that answers are longer or shorter")
     parser.add_argument("--least", type=int, default=7, help="prompts of a point, where fewer run at once")
     parser.add_argument("--waves", type=int, default=1, help="prompts of a point, for each that runs at once")
     parser.add_argument("--rounds", type=int, default=2)

@@ -278,6 +278,22 @@ class Drafting:
                 views = [self._views[p.request.id] for p, _ in own]
                 self._drop(name, views, f"failed on hidden states: {error!r}")
 
+    def reads_ahead(self, request: Request) -> bool:
+        """Can its drafters that read along read a prompt before the step that computes it is over?"""
+        return all(self.drafters[name].reads_ahead for name in self.readers(request))
+
+    def read_ahead(self, readings: Sequence[tuple[Planned, Reading]], step: DeviceStep) -> None:
+        """Hand each of them what the step on its way will leave."""
+        for name, drafter in self.drafters.items():
+            own = [(p, r) for p, r in readings if name in self.readers(p.request)]
+            if not own:
+                continue
+            views = [self._views.get(p.request.id) or self._view(p, 0, Wish(0, 0)) for p, _ in own]
+            try:
+                drafter.read_ahead([r for _, r in own], step)
+            except Exception as error:
+                self._drop(name, views, f"failed on hidden states: {error!r}")
+
     # ------------------------------------------------------------------ leaving
     def release(self, request: Request) -> None:
         """The request is over."""

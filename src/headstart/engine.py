@@ -13,7 +13,7 @@ made last, also while the device works.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -33,6 +33,7 @@ from headstart.policy import Load, Policy, StepTimes, Wish, Wishes
 from headstart.policy.choose import make_policy
 from headstart.scheduler import Plan, Planned, Scheduler
 
+NO_DRAFT, NO_VERDICT = Tree(), Verdict([], 0)
 RUN_ON = 4  # tokens that a runner may choose in one step for a request that is alone,
 RUN_ON_SECONDS = 0.04  # and how long that may take
 
@@ -77,7 +78,7 @@ class Flight:
     chosen: list[bool]  # for each ready part: the runner chooses, or has chosen
     expected: list[Request] = field(default_factory=list)  # went on, on placeholders for this step's tokens
     settled: bool = False
-
+    read: bool = False  # drafters have read its prompts: they need not wait for its end
     followed: bool = False  # the next step was launched before this one was settled
 
     @property
@@ -229,7 +230,26 @@ class Engine:
         clock.lap("target")
         flight = Flight(plan, drafted, batch, places, forward, clock, chosen)
         self._lines = flight.lines
+        flight.read = self._read_ahead(plan, batch)
         return flight
+
+    def _read_ahead(self, plan: Plan, batch: Batch) -> bool:
+        """Let drafters read prompts as soon as they are on their way, where they go on from there on the device: the token
+        behind a prompt is the only one that nobody knows, and they will find it there."""
+        step = self.runner.left
+        reading = [(p, s) for p, s in zip(plan.parts, batch.segments, strict=True) if p.piece > 1 or not p.ready]
+        if not batch.hidden_layers or step is None or not reading:
+            return False
+        own = [(p, s) for p, s in reading if self.drafting.reads(p.request)]
+        if not all(self._can_draft_ahead(p.request) and self.drafting.reads_ahead(p.request) for p, _ in own):
+            return False
+        readings: list[tuple[Planned, Reading]] = []
+        for part, segment in own:
+            r, count = part.request, part.piece - part.ready
+            rows, slots = list(range(segment.start, segment.start + count)), self.pool.slots(r.id, r.computed + count)
+            readings.append((part, Reading(r.id, r.tokens, r.computed, rows, count, slots)))
+        self.drafting.read_ahead(readings, step)
+        return True
 
     def _settle(self, flight: Flight) -> None:
         """Verdicts become tokens; KV, drafters and statistics follow."""
@@ -284,26 +304,30 @@ class Engine:
         """May the next step be launched before this one is settled? Not if it needs to know this one's tokens."""
         if not all(flight.chosen) or not self.scheduler.all_fit(flight.drafted_for):
             return False
-        if flight.batch.hidden_layers and any(p.piece > 1 or not p.ready for p in flight.plan.parts):
+        prompts = any(p.piece > 1 or not p.ready for p in flight.plan.parts)
+        if flight.batch.hidden_layers and prompts and not flight.read:
             return False  # hidden states of a prompt are read when the step is settled
         if any(self._wants_prompt(p.request) for p in flight.plan.parts):
             return False
-        drafts = zip(flight.plan.ready, flight.drafted.depth, strict=True)
-        if not all(self._is_known(p, depth) for p, depth in drafts if p.request.finish_reason is None):
+        both = zip(flight.plan.ready, flight.drafted.depth, strict=True)
+        alive = [(p, depth) for p, depth in both if p.request.finish_reason is None]
+        if not all(self._is_known(p, depth) for p, depth in alive):
             return False
-        ready = [p.request for p in flight.plan.ready if p.request.finish_reason is None]
+        if not self.drafting.drafters:
+            return True
+        ready = [p.request for p, _ in alive]
         load = Load(len(self.scheduler.running), len(self.scheduler.waiting), 0)
         wishes = self.policy.ask(ready, [{} for _ in ready], load)
-        return all(self._may_go_on(r, own) for r, own in zip(ready, wishes, strict=True))
+        return all(self._may_go_on(r, own, flight.read) for r, own in zip(ready, wishes, strict=True))
 
-    def _may_go_on(self, request: Request, wishes: Wishes) -> bool:
+    def _may_go_on(self, request: Request, wishes: Wishes, read: bool) -> bool:
         """Can its next draft be made on the device? What a step left for a drafter to read is gone when the next one runs, so
         that drafter has to be asked there, and has to have read what was before; or be done with this text."""
         if not wishes:
             return not self.drafting.reads(request) or self.policy.dismisses(request)
         ahead = self._has_seat(request) and self.drafting.are_ahead(wishes)
         if self.drafting.reads(request):
-            return ahead and request.num_output > 0
+            return ahead and (read or request.num_output > 0)
         return ahead or not self._drafts_for(request)
 
     def _is_known(self, part: Planned, depth: int) -> bool:
@@ -328,8 +352,8 @@ class Engine:
         seats = {p.request.id: p.seat for p in before.plan.ready} if before is not None else {}
         for part in plan.ready:
             r = part.request
-            if before is not None and r in before.expected:
-                part.seat, part.spare = seats.get(r.id, -1), more.get(r.id, 0)
+            if r.id in seats:
+                part.seat, part.spare = seats[r.id], more.get(r.id, 0)
             elif self._can_draft_ahead(r):
                 heat = 0.0 if r.params.greedy else r.params.temperature
                 part.seat = self.texts.sit(r.id, r.tokens, heat, r.seed)
@@ -350,9 +374,12 @@ class Engine:
     # ------------------------------------------------------------------ drafts
     def _draft(self, plan: Plan, follows: bool, clock: Clock) -> Drafted:
         """Ask drafters as long as the policy wishes, then let it choose. What only the device knows is taken whole."""
-        ready, requests, load = plan.ready, [p.request for p in plan.ready], self._load(plan)
-        left = Left(self.runner.left, self._lines) if self.runner.left is not None else None
+        ready = plan.ready
         out = Drafted(len(ready))
+        if not self.drafting.drafters:
+            return out
+        requests, load = [p.request for p in ready], self._load(plan)
+        left = Left(self.runner.left, self._lines) if self.runner.left is not None else None
         cut: list[tuple[dict[str, Tree], str]] = []  # there was no room to ask for these
         clock.lap("host")
         while any(wishes := self._wishes(plan, out, load, follows)):
@@ -468,16 +495,17 @@ class Engine:
         grown = iter(trees)
         for part in plan.parts:
             r, start = part.request, len(tokens)
-            draft = next(grown) if part.ready else Tree()
-            base = r.computed + part.piece
-            tokens += r.tokens[r.computed : base] + draft.tokens
+            draft = next(grown) if part.ready else NO_DRAFT
+            size, base = len(draft.tokens), r.computed + part.piece
+            tokens += r.tokens[r.computed : base]
             positions += range(r.computed, base)
-            positions += [base + d - 1 for d in tree.depths(draft.parents)]
-            room = self.pool.slots(r.id, base + len(draft) + part.spare)
-            slots, beyond = room[: base + len(draft)], room if part.spare else None
-            segments.append(
-                Segment(start, len(tokens), r.computed, slots, _parents(part.piece, draft), part.seat, beyond)
-            )
+            if size:
+                tokens += draft.tokens
+                positions += [base + d - 1 for d in tree.depths(draft.parents)]
+            room = self.pool.slots(r.id, base + size + part.spare)
+            slots, beyond = (room[: base + size], room) if part.spare else (room, None)
+            parents = _parents(part.piece, draft) if size else None
+            segments.append(Segment(start, len(tokens), r.computed, slots, parents, part.seat, beyond))
             span = part.piece if self._wants_prompt(r) else int(part.ready)  # rows of known tokens that are asked
             places.append(Place(len(rows), span, len(rows) + span - 1))
             rows += range(start + part.piece - span, len(tokens))
@@ -563,7 +591,7 @@ class Engine:
         went_on, grew = {r.id for r in flight.expected}, []
         starts = [_start(p, s) for p, s in zip(flight.plan.parts, flight.batch.segments, strict=True)]
         for part, place in zip(flight.plan.parts, flight.places, strict=True):
-            draft, verdict, chosen = next(ready) if part.ready else (Tree(), Verdict([], 0), True)
+            draft, verdict, chosen = next(ready) if part.ready else (NO_DRAFT, NO_VERDICT, True)
             r = part.request
             if r.finish_reason is not None:  # it ended while this step was on its way
                 continue
@@ -592,7 +620,10 @@ class Engine:
                 self.runner.keep(self.pool.tables[r.id].slots, r.computed)
                 self.pool.trim(r.id, len(r.tokens))
         if flight.batch.hidden_layers:
-            self.drafting.read(self._readings(flight, verdicts, starts), None if flight.followed else forward.hidden)
+            readings = self._readings(flight, verdicts, starts)
+            if flight.read and not flight.followed:
+                readings = _unread(readings)
+            self.drafting.read(readings, None if flight.followed else forward.hidden)
         self.drafting.observe(drafted, verdicts)
         for part in flight.plan.ready:
             r = part.request
@@ -623,7 +654,7 @@ class Engine:
 
     def _emit(self, request: Request, draft: Tree, verdict: Verdict, forward: Forward, root: int) -> Parcel:
         """Append the verdict's tokens up to the first that ends the text."""
-        new = verdict.tokens(draft)
+        new = verdict.tokens(draft) if verdict.accepted else [verdict.bonus]
         first = not request.num_output
         kept = self._append(request, new)
         new = new[:kept]
@@ -737,6 +768,17 @@ def _start(part: Planned, segment: Segment) -> int:
     """Where a part's first row stands, before its tokens are appended. A step that was launched behind another one's draft
     may stand further on than the host wrote."""
     return len(part.request.tokens) - part.piece if part.ready else segment.context
+
+
+def _unread(readings: Sequence[tuple[Planned, Reading]]) -> list[tuple[Planned, Reading]]:
+    """What is left to read of a step whose prompts were read while it was on its way."""
+    out = []
+    for part, reading in readings:
+        if part.piece == 1 and part.ready:
+            out.append((part, reading))
+        elif part.ready and reading.rows:
+            out.append((part, replace(reading.last(), known=1)))
+    return out
 
 
 def _drop_placeholder(request: Request) -> None:

@@ -84,6 +84,9 @@ class KVPool:
 
     def reserve(self, request_id: str, length: int) -> bool:
         """Make room for `length` tokens; False, and nothing changed, where there is none."""
+        table = self.tables.get(request_id)
+        if table is not None and length <= len(table.pages) * self.page_size:
+            return True
         missing = self.missing_pages(request_id, length)
         if missing > self.num_available:
             return False
@@ -142,9 +145,10 @@ class KVPool:
 
     def seal(self, request_id: str, tokens: Sequence[int], known: int, space: int = 0) -> None:
         """Register the full pages among the first `known` tokens, which are in KV or will be after this forward."""
-        table = self.tables[request_id]
-        size = self.page_size
-        while self.share_prefixes and space != NO_SPACE and (len(table.serials) + 1) * size <= known:
+        table, size = self.tables[request_id], self.page_size
+        if not self.share_prefixes or space == NO_SPACE:
+            return
+        while (len(table.serials) + 1) * size <= known:
             i = len(table.serials)
             key = (table.serials[-1] if table.serials else ROOT - space, tuple(tokens[i * size : (i + 1) * size]))
             page = table.pages[i]

@@ -6,6 +6,7 @@ cuts a forward in two.
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Callable, Sequence
 
@@ -54,6 +55,7 @@ class EngineLoop:
 
     # ------------------------------------------------------------------ on the thread
     def _run(self) -> None:
+        gc.freeze()  # or the collector stops the engine now and then to look at every object that a model consists of
         try:
             while self._next():
                 self._step()
@@ -63,6 +65,7 @@ class EngineLoop:
         finally:
             self._refuse_inbox()
             self.engine.close()
+            gc.unfreeze()
 
     def _step(self) -> None:
         if self.engine.idle:

@@ -21,6 +21,7 @@ PROMPT, PATTERN = 64, 8  # tokens of a made-up text, and after how many it repea
 WARM, TIMED = 9, 15  # steps before and while times are taken
 ADMISSIONS = 8  # requests whose first token is waited for, to know what reading along takes
 MOST_TOKENS = 8  # that a step may bring
+WORDS = 4000  # tokens among which words are looked for
 
 
 def rehearse(engine: Engine, policy: AheadPolicy) -> None:
@@ -51,7 +52,7 @@ def _prepare(engine: Engine, modes: dict[str, list[Mode]]) -> None:
     taps, reading = engine.drafting.taps, {n for n, d in engine.drafting.drafters.items() if d.needs.hidden_layers}
     every = {(m.nodes, m.nodes > m.depth) for own in modes.values() for m in own}
     others = {(m.nodes, m.nodes > m.depth) for name, own in modes.items() if name not in reading for m in own}
-    work = engine.runner.prepare(others, ()) + (engine.runner.prepare(every, taps) if taps else [])
+    work = [*engine.runner.prepare(others, ()), *(engine.runner.prepare(every, taps) if taps else ())]
     with bar("Preparing GPU graphs", len(work), "graphs") as done:
         for record in work:
             record()
@@ -117,12 +118,20 @@ def _seconds(engine: Engine) -> float:
     return time.perf_counter() - begin
 
 
+def _words(engine: Engine) -> list[int]:
+    """Some tokens. Whole words where there is text: pieces of characters take longer to show."""
+    decode, vocab = engine.delivery.decode, engine.runner.vocab_size
+    some = [(997 * k + 11) % vocab for k in range(min(vocab, WORDS))]
+    if decode is None:
+        return some
+    return [t for t in some if (text := decode([t], True).strip()).isascii() and text.isalpha()] or some
+
+
 def _made_up(engine: Engine, company: int, name: str | None, first: int = 0) -> Iterator[Request]:
     """Requests for one drafter, or for none; their numbers begin with `first`, and no two of them are alike."""
     speculation = RequestSpeculation(enabled=name is not None, method=name)
-    tokens = engine.max_len - PROMPT - 1
-    vocab = engine.runner.vocab_size
+    tokens, words = engine.max_len - PROMPT - 1, _words(engine)
     for i in range(first, first + company):
-        pattern = [(997 * (i * PATTERN + k) + 11) % vocab for k in range(PATTERN)]
+        pattern = [words[(29 * i + k + i // len(words)) % len(words)] for k in range(PATTERN)]
         params = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
         yield Request((pattern * (PROMPT // PATTERN + 1))[:PROMPT], params, seed=i, speculation=speculation)

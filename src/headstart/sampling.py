@@ -111,7 +111,10 @@ def argmax(logits: torch.Tensor) -> list[int]:
 # ------------------------------------------------------------------ for runners that choose
 def can_ask(request: Request) -> bool:
     """Can a runner choose this request's next tokens: from its logits, temperature, noise, top-k, top-p and min-p alone?"""
-    return not _adjusts(Row(request)) and (request.params.greedy or request.params.typical_p >= 1)
+    p = request.params
+    if request.changes_logits or (p.min_tokens and request.num_output < p.min_tokens):
+        return False
+    return p.greedy or p.typical_p >= 1
 
 
 def is_sure(request: Request) -> bool:

@@ -90,7 +90,7 @@ class Scheduler:
         """Running requests first, oldest first; then as many waiting ones as fit."""
         plan, room = Plan(), self.max_batch_tokens
         for request in list(self.running):
-            if request in self.running and room > 0 and not self._complete(request):
+            if request.id in self.pool.tables and room > 0 and not self._complete(request):  # not set aside meanwhile
                 room -= self._continue(request, plan, room)
         while self.waiting and room > 0 and len(self.running) < self.max_num_seqs:
             used = self._admit(self.waiting[0], plan, room)
@@ -101,7 +101,8 @@ class Scheduler:
 
     def _continue(self, request: Request, plan: Plan, room: int) -> int:
         """Plan a running request; where KV is short, younger ones give theirs back."""
-        self._attach(request)
+        if len(request.tokens) - request.computed > 1:
+            self._attach(request)
         piece = min(len(request.tokens) - request.computed, room)
         while not self.pool.reserve(request.id, request.computed + piece):
             victim = self.running[-1]  # never one that is planned already: those are older

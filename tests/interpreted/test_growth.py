@@ -93,3 +93,24 @@ def test_everybody_in_one_batch_has_its_own_text_and_drafts() -> None:
     assert run(engine(small(), TREE, head=eagle()), rs) == run(engine(TorchRunner(small())), requests())
     assert [bool(r.stats.drafted) for r in rs] == [True, True, False, True, True, True]
     assert rs[1].stats.drafted <= 2 * rs[1].stats.drafts
+
+
+def test_prompts_are_read_while_they_are_on_their_way(monkeypatch) -> None:
+    """In pieces, with others that draft beside them: no step waits for the last, and drafts are those of the host."""
+    e = engine(small(), CHAIN, head=eagle(), max_batch_tokens=12)
+    read, followed, settle = [], [], e._settle
+
+    def settled(flight: Any) -> None:
+        if flight.plan.num_prefill_tokens:
+            read.append(flight.read)
+            followed.append(flight.followed)
+        settle(flight)
+
+    monkeypatch.setattr(e, "_settle", settled)
+    drafts, rs = Drafts(e), asked()
+    assert run(e, rs, 2) == wanted()
+    assert all(read) and sum(followed) > len(followed) / 2 and len(read) > len(rs)
+    host = by_the_host("chain", True, 0.0)
+    drafted = {text: draft[0] for text, draft in drafts.found.items() if draft[0] and text in host}
+    assert len(drafted) > 4 * len(rs)  # some are cut where a step has no room
+    assert drafted == {text: host[text][0][: len(own)] for text, own in drafted.items()}

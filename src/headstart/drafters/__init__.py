@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from headstart.config import AUTO, HEADS, SpeculativeConfig
-from headstart.core import Draft, Reading, RequestView, Tree, Verdict, View
+from headstart.core import DeviceStep, Draft, Reading, RequestView, Tree, Verdict, View
 from headstart.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
@@ -58,6 +58,7 @@ class Drafter:
 
     needs = Needs()
     ahead = False  # whether it can draft from texts on the target's device, before the host knows their last tokens
+    reads_ahead = False  # whether it can read prompts there, before the step that computes them is over
 
     def __init__(self, config: SpeculativeConfig, around: Surroundings) -> None:
         self.config, self.around = config, around
@@ -72,6 +73,9 @@ class Drafter:
     def read(self, readings: Sequence[Reading], hidden: Mapping[int, torch.Tensor] | None) -> None:
         """What the target computed in this step, with the hidden states that `needs` asks for; valid during this call. None:
         the next step is on its way, and what was drafted for it on the device came from these."""
+
+    def read_ahead(self, readings: Sequence[Reading], step: DeviceStep) -> None:
+        """A step on its way will leave these rows of prompts. The token behind each of them is known."""
 
     def allocate(self, num_slots: int) -> None:
         """The target's KV has so many slots."""

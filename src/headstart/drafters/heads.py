@@ -28,6 +28,7 @@ from headstart.config import SpeculativeConfig
 from headstart.core import (
     PENDING,
     Batch,
+    DeviceStep,
     DeviceTexts,
     Draft,
     Mail,
@@ -144,6 +145,23 @@ class HeadDrafter(GrowingDrafter):
         if self.head.remembers:
             return self._remember([(r.id, r.tokens, r.slots) for r in long], {r.id for r in long if r.ends})
         self._catch_up([(r.id, r.tokens, r.slots) for r in long])
+
+    @property
+    def reads_ahead(self) -> bool:  # type: ignore[override]
+        return bool(self.growers) and self.growers[0].remembers
+
+    @torch.inference_mode()
+    def read_ahead(self, readings: Sequence[Reading], step: DeviceStep) -> None:
+        """Entries of prompts alone: the state behind the last known token is found when a draft is asked for."""
+        for r in readings:
+            self._trails[r.id] = Trail(r.start + len(r.rows))
+        if not self.head.shapes or not any(r.rows for r in readings):
+            return
+        rows = [row for r in readings for row in r.rows]
+        following = [t for r in readings for t in r.tokens[r.start + 1 : r.start + 1 + len(r.rows)]]
+        positions = [p for r in readings for p in range(r.start, r.start + len(r.rows))]
+        slots = np.concatenate([r.slots[r.start :] for r in readings])
+        self.growers[0].remember(step, np.array([rows, following, positions, slots]))
 
     @torch.inference_mode()
     def propose(self, view: View) -> Draft:

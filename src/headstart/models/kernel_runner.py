@@ -281,7 +281,9 @@ class KernelRunner(TorchRunner):
 
     def _usual(self, drafts: Collection[tuple[int, bool]]) -> list[Shape]:
         n = self.max_segments
-        found = {Shape(k, k, 1).padded() for k in range(1, n + 1)} | {*packing.prompt_shapes(n, self.graph_rows)}
+        found = {Shape(k, k, 1).padded() for k in range(1, n + 1)}
+        for width in {0, *(nodes + 1 for nodes, branches in drafts if branches)}:
+            found |= {*packing.prompt_shapes(n, self.graph_rows, width)}
         for nodes, branches in drafts:
             found |= {*packing.draft_shapes(n, nodes, nodes + 1 if branches else 0)}
         return sorted((s for s in found if s.rows <= self.graph_rows), key=lambda s: (s.rows, s.segments, s.new))

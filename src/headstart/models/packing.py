@@ -95,11 +95,11 @@ def draft_shapes(segments: int, nodes: int, width: int = 0) -> Iterator[Shape]:
             yield Shape(rows, most, 1 + nodes, width).padded()
 
 
-def prompt_shapes(segments: int, rows: int) -> Iterator[Shape]:
-    """The buckets of all steps in which prompts of some length are read."""
+def prompt_shapes(segments: int, rows: int, width: int = 0) -> Iterator[Shape]:
+    """The buckets of all steps in which prompts of some length are read, beside trees of this width."""
     for most in (n for n in range(1, segments + 1) if n & (n - 1) == 0 or n == segments):
         for size in sorted({stride_up(n) for n in range(PROMPT + most, rows + 1)}):
-            yield Shape(size, most, PROMPT + 1).padded()
+            yield Shape(size, most, PROMPT + 1, width).padded()
 
 
 class Sections:

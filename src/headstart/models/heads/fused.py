@@ -10,9 +10,11 @@ from dataclasses import dataclass
 from typing import Any, TypeGuard
 
 import torch
+import torch.nn.functional as F
 
 from headstart.models.heads import Head
 from headstart.models.heads.eagle import Eagle3Head, Layer
+from headstart.models.kernels.block import rotate
 from headstart.models.kernels.enter import enter
 from headstart.models.kernels.products import Scratch, Stream, Tile, add_product, gate_up, normed_product, qkv
 from headstart.models.kernels.tiles import FEW, tile
@@ -83,6 +85,24 @@ class FusedEagle3:
         stream = self._layers(x, None, tokens, positions, context, False)
         x, h, squares = (t.index_select(0, last) for t in (stream.x, stream.h, stream.squares))
         return Stream(x, h, squares, stream.eps, stream.blocks)
+
+    def remember(
+        self,
+        features: torch.Tensor,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        slots: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+    ) -> None:
+        """Entries behind real features, of a head with one layer; nobody asks for states."""
+        head, first, w = self.head, self.head.layers[0], self.layers[0]
+        gains = (first.input_layernorm.weight, first.hidden_norm.weight, None)
+        x = head.begin(features)
+        both, _ = enter(tokens, head.embed_tokens.weight, x, None, gains, self.eps, first.norm_before_residual)
+        own = 2 * keys.shape[1] * self.dim  # rows of the weights that make keys and values
+        entries = F.linear(both.x, w.qkv[-own:], None if w.qkv_bias is None else w.qkv_bias[-own:])
+        rotate(entries, None, self.eps, self.angles, positions, slots, keys, values)
 
     def advance(
         self,

@@ -9,6 +9,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 
 from headstart.core import Batch, DeviceStep, DeviceTexts
@@ -27,6 +28,7 @@ from headstart.progress import note
 
 MOST_WIDTH = 64  # nodes of a level, and candidates of a node
 MOST_CANDIDATES = 1024
+MULTIPLE = 16  # rows of prompts are read in multiples of this: other numbers would be kernels of their own
 
 
 def fits(head: Head, growth: Growth) -> bool:
@@ -139,6 +141,25 @@ class Grower:
         for piece in self._graphs.get(whole, ()):
             piece.replay()
         return self.field.mail[:count]
+
+    @property
+    def remembers(self) -> bool:
+        """Can it read on without drafting?"""
+        return not self.head.shapes or (isinstance(self.fused, FusedEagle3) and len(self.fused.layers) == 1)
+
+    def remember(self, step: DeviceStep, numbers: np.ndarray) -> None:
+        """Make the entries of rows that the last step left. `numbers` (4, T): the rows, the tokens behind them, their
+        positions, their slots."""
+        count = numbers.shape[1]
+        padded = -(-count // MULTIPLE) * MULTIPLE
+        host, array = self._out.take(4 * padded)
+        block = array[: 4 * padded].reshape(4, padded)
+        block[:, :count], block[:3, count:], block[3, count:] = numbers, 0, -1
+        rows, tokens, positions, slots = host[: 4 * padded].to(self.device, non_blocking=True).view(4, padded)
+        self._out.mark()
+        taps = [step.hidden[layer] for layer in self.head.spec.taps]
+        features = kernels.gather(taps, rows)
+        self.fused.remember(features, tokens, positions, slots, self.keys[0], self.values[0])
 
     def context(self, batch: Batch) -> PagedContext:
         """For rows of real features, read apart from a draft."""

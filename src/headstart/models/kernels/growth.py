@@ -367,10 +367,18 @@ def begin(field: Field, step: DeviceStep, taps: list[torch.Tensor], texts: Devic
         field.own_positions, field.own_slots, field.first_page, field.span, field.most_pages, g.expanded, field.lines,
         g.rows, triton.next_power_of_2(max(2, g.rows)), g.width, field.page_size, 64, num_warps=1,
     )  # fmt: skip
-    size, count_taps = taps[0].shape[1], len(taps)
-    _gather[(count * g.rows, triton.cdiv(size, 1024))](
-        *taps, *taps[:1] * (MOST_TAPS - count_taps), field.rows, field.features, size, count_taps, 1024, num_warps=4
+    gather(taps, field.rows[: count * g.rows], field.features)
+
+
+def gather(taps: list[torch.Tensor], rows: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+    """(T, taps · hidden): these rows (T,) of all taps side by side."""
+    size, count = taps[0].shape[1], len(taps)
+    if out is None:
+        out = torch.empty(len(rows), count * size, dtype=taps[0].dtype, device=taps[0].device)
+    _gather[(len(rows), triton.cdiv(size, 1024))](
+        *taps, *taps[:1] * (MOST_TAPS - count), rows, out, size, count, 1024, num_warps=4
     )
+    return out
 
 
 def top(
