@@ -17,6 +17,7 @@ from headstart.shapes import within
 
 NGRAM, CHAIN, TREE = Mode("ngram", 3, 3), Mode("eagle3", 2, 2), Mode("eagle3", 15, 5)
 MODES = [NGRAM, Mode("ngram", 6, 6), CHAIN, Mode("eagle3", 4, 4), TREE]
+PROMPT = 2e-4  # seconds that a prompt takes in its own step; behind it, more
 CHANCES = {  # that the next token of a draft is right, by kind of text
     "code": {"eagle3": 0.8, "ngram": 0.3},
     "poor": {"eagle3": 0.35, "ngram": 0.05},
@@ -44,6 +45,9 @@ class Device:
     came: int = 0  # requests so far
     clock: float = 0.0
     vain: float = 0.0  # seconds that drafts took which brought nothing
+    late: float = (
+        0.0  # seconds that the step behind prompts takes longer, which is not counted: all have the same prompts
+    )
     used: dict[str, int] = field(default_factory=dict)
     dismissed: set[str] = field(default_factory=set)
 
@@ -61,11 +65,13 @@ class Device:
         running: list[Request] = []
         began, made = self.clock, 0
         while waiting:
+            prompts = 0
             while waiting and len(running) < load:
                 running.append(waiting.pop(0))
+                prompts += 1
                 if self.policy and not self.policy.enlist(running[-1], Load(len(running), len(waiting), 0)):
                     self.dismissed.add(running[-1].id)
-            made += self._step(running)
+            made += self._step(running, prompts)
             for r in [r for r in running if r.num_output >= tokens]:
                 running.remove(r)
                 if self.policy:
@@ -79,7 +85,7 @@ class Device:
         heat = 1.5 if kind == "noise" else 0.0
         return Request([1] * 8, SamplingParams(temperature=heat, max_tokens=tokens), seed, id=f"{kind} {seed}")
 
-    def _step(self, running: list[Request]) -> int:
+    def _step(self, running: list[Request], prompts: int = 0) -> int:
         company = len(running)
         wishes = [{} for _ in running]
         if self.policy is not None:
@@ -93,6 +99,7 @@ class Device:
         for mode in {m for m in modes if m}:
             took += seconds(mode, modes.count(mode), company) - seconds(None, 0, company)
         took *= 1 + self.rng.gauss(0, 0.03)
+        period, self.late = took + self.late + PROMPT * prompts, 3 * PROMPT * prompts
         got = [self._accepted(r, m) for r, m in zip(running, modes, strict=True)]
         for r, n, m in zip(running, got, modes, strict=True):
             r.tokens += [1] * (n + 1)
@@ -101,7 +108,7 @@ class Device:
         self.vain += 0.0 if any(got) else took - seconds(None, 0, company)
         if self.policy is not None:
             sizes, made = [m.nodes if m else 0 for m in modes], company + sum(got)
-            times = StepTimes(0, 0, 0, 0, 0, period=took, produced=made, asked=wishes, drafted=sizes)
+            times = StepTimes(0, 0, 0, 0, 0, 8 * prompts, period, produced=made, asked=wishes, drafted=sizes)
             self.policy.learn(times, list(running), [Verdict(list(range(n)), 0) for n in got])
         return company + sum(got)
 
@@ -231,3 +238,18 @@ def test_sizes_stay_within_what_a_user_allows() -> None:
     assert modes_of(["eagle3"], 16, 16) == [CHAIN, Mode("eagle3", 4, 4), TREE]
     assert within(((2, 2), (4, 4), (15, 5)), 3, 6) == [(2, 2), (3, 3), (6, 3)]
     assert within(((2, 2), (15, 5)), 1, 1) == [(1, 1)] and within(((2, 2),), 0, 4) == []
+
+
+def test_steps_that_wait_for_prompts_tell_nothing_about_others() -> None:
+    p = policy()
+    plain, tree = p.periods.of(None, 1), p.periods.of(TREE, 1)
+    request = Device._request("code", 0, 1 << 20)
+    for i in range(200):
+        times = StepTimes(0, 0, 0, 0, 0, 8 * (i % 2), 2 * plain, produced=1, asked=[{}], drafted=[0])
+        p.learn(times, [request], [Verdict([], 0)])
+    assert (p.periods.of(None, 1), p.periods.of(TREE, 1)) == (plain, tree)
+    for _ in range(200):
+        p.learn(
+            StepTimes(0, 0, 0, 0, 0, 0, 2 * plain, produced=1, asked=[{}], drafted=[0]), [request], [Verdict([], 0)]
+        )
+    assert p.periods.of(None, 1) > 1.9 * plain

@@ -323,19 +323,21 @@ class Engine:
     def _may_go_on(self, request: Request, wishes: Wishes, read: bool) -> bool:
         """Can its next draft be made on the device? What a step left for a drafter to read is gone when the next one runs, so
         that drafter has to be asked there, and has to have read what was before; or be done with this text."""
-        if not wishes:
-            return not self.drafting.reads(request) or self.policy.dismisses(request)
-        ahead = self._has_seat(request) and self.drafting.are_ahead(wishes)
-        if self.drafting.reads(request):
+        reading = self.drafting.readers(request)
+        if not wishes and (not reading or self.policy.dismisses(request)):
+            return True
+        ahead = self._has_seat(request) and self.drafting.are_ahead(wishes or reading)
+        if reading:
             return ahead and (read or request.num_output > 0)
         return ahead or not self._drafts_for(request)
 
     def _is_known(self, part: Planned, depth: int) -> bool:
-        """Will the device know all that the request's next step needs? Where this one may end the text, none is to follow."""
+        """Will the device know all that the request's next step needs, and have room for it? This one may end the text: then
+        the next one computes some rows in vain, which is less than to wait."""
         r = part.request
         if not sampling.is_sure(r) or r.params.logprobs is not None:
             return False
-        return not depth or (part.seat >= 0 and depth < self._depth(part))
+        return not depth or (part.seat >= 0 and len(r.tokens) + 2 * (depth + 1) < self.max_len)
 
     def _can_draft_ahead(self, request: Request) -> bool:
         """Where the device chooses, it may draft."""
@@ -477,7 +479,7 @@ class Engine:
 
     def _depth(self, part: Planned) -> int:
         """Tokens that a draft could contribute."""
-        return self._left(part.request) - part.spare - 1
+        return max(0, self._left(part.request) - part.spare - 1)
 
     # ------------------------------------------------------------------ target forward
     def _taps(self, plan: Plan) -> tuple[int, ...]:

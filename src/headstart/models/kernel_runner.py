@@ -286,7 +286,10 @@ class KernelRunner(TorchRunner):
             found |= {*packing.prompt_shapes(n, self.graph_rows, width)}
         for nodes, branches in drafts:
             found |= {*packing.draft_shapes(n, nodes, nodes + 1 if branches else 0)}
-        return sorted((s for s in found if s.rows <= self.graph_rows), key=lambda s: (s.rows, s.segments, s.new))
+        largest = sorted(
+            found, key=lambda s: (s.rows, s.segments, s.new), reverse=True
+        )  # the others fit into its memory
+        return [s for s in largest if s.rows <= self.graph_rows]
 
     def release(self) -> None:
         """Let go of KV, graphs and everything that they read and write."""

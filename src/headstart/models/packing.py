@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 
 DRAFT, DRAFT_WIDTH = 8, 16  # rows of a request in the smallest step with drafts, and entries of its tree
-PROMPT = 32  # rows of a request up to which it is no prompt
+PROMPT = 32  # rows of a request from which on it has a prompt, where nobody says
+LEAST_PROMPTS = 16  # rows of the smallest step with prompts
 
 
 @dataclass(frozen=True)
@@ -35,14 +36,19 @@ class Shape:
     new: int
     width: int = 0
     truncates: bool = False  # some row leaves out unlikely tokens
+    prompts: bool = False  # some request has more rows than its last token and its draft
 
     @staticmethod
     def of(batch: Batch) -> Shape:
         """The exact size of this batch."""
         trees = [len(s.parents) for s in batch.segments if s.parents is not None]
-        new = max([s.stop - s.start for s in batch.segments])
-        truncates = batch.choice is not None and batch.choice.truncates
-        return Shape(len(batch.tokens), len(batch.segments), new, max(trees) if trees else 0, truncates)
+        sizes, choice = [s.stop - s.start for s in batch.segments], batch.choice
+        new, truncates = max(sizes), choice is not None and choice.truncates
+        if choice is None:
+            prompts = new > PROMPT
+        else:
+            prompts = new > 1 and any(n > 1 + max(k, 0) for n, k in zip(sizes, choice.nodes, strict=True))
+        return Shape(len(batch.tokens), len(sizes), new, max(trees) if trees else 0, truncates, prompts)
 
     @functools.lru_cache(1024)  # noqa: B019 - a shape holds nothing
     def padded(self) -> Shape:
@@ -52,8 +58,9 @@ class Shape:
             rows = step_up(self.rows)
             return Shape(rows, rows, 1, 0, self.truncates)
         rows, width = stride_up(self.rows), max(DRAFT_WIDTH, double_up(self.width)) if self.width else 0
-        if self.new > PROMPT:
-            return Shape(rows, min(rows, fourfold_up(self.segments)), max(rows, width), width, self.truncates)
+        if self.prompts:
+            rows = max(rows, LEAST_PROMPTS)
+            return Shape(rows, min(rows, fourfold_up(self.segments)), max(rows, width), width, self.truncates, True)
         segments, new = double_up(self.segments), max(DRAFT, double_up(self.new))
         return Shape(max(rows, segments), segments, max(new, width), width, self.truncates)
 
@@ -98,8 +105,8 @@ def draft_shapes(segments: int, nodes: int, width: int = 0) -> Iterator[Shape]:
 def prompt_shapes(segments: int, rows: int, width: int = 0) -> Iterator[Shape]:
     """The buckets of all steps in which prompts of some length are read, beside trees of this width."""
     for most in (n for n in range(1, segments + 1) if n & (n - 1) == 0 or n == segments):
-        for size in sorted({stride_up(n) for n in range(PROMPT + most, rows + 1)}):
-            yield Shape(size, most, PROMPT + 1, width).padded()
+        for size in sorted({stride_up(n) for n in range(max(LEAST_PROMPTS, most + 1), rows + 1)}):
+            yield Shape(size, most, 2, width, prompts=True).padded()
 
 
 class Sections:

@@ -31,7 +31,7 @@ SOON = 4  # and where requests are new
 DECIDING = 0.005  # share of the time that decisions may take: with many requests, they are taken less often
 TOKENS = 128.0  # of an answer, until some have been seen
 TRIES = 6  # drafts of a request before it is dismissed
-LEAST = 0.03  # a mode should bring so much more than none: its chances are guesses
+LEAST = 0.04  # a mode should bring so much more than none: its chances are guesses
 PROBES = 0.005  # share of the time that trying what does not seem to pay may take,
 SAVED = 3  # and for how many trials it is saved up
 PROBE_STEPS = 3  # that a trial takes
@@ -59,6 +59,7 @@ class AheadPolicy:
         self._common: Mode | None = None  # that newcomers take until it is decided for them: those that a head reads
         self._steps, self._due = 0, 0  # since the last decision, and when the next is due
         self._company = 0  # at the last decision
+        self._kind: tuple[int, dict[int, int]] | None = None  # of the last step: how many there were, and who drafted
         self._time, self._cost = 1.0, 0.0  # seconds saved up for decisions, and those of the last one
         self._purse = 0.0  # seconds saved up for trials
         self._books: dict[str, list[int]] = {}  # for people: drafter -> steps in which it drafted, nodes
@@ -256,14 +257,17 @@ class AheadPolicy:
         self._steps += 1
         self._purse += PROBES * times.period
         self._time += DECIDING * times.period
-        counts = self._note(times, requests, verdicts)
+        counts, before = self._note(times, requests, verdicts), self._kind
+        company = len(requests)
+        self._kind = None if times.num_prefill_tokens else (company, counts)
         if times.num_prefill_tokens or not requests:
             return
-        company = len(requests)
-        number = max(counts, key=lambda n: counts[n], default=None)
-        mode = None if number is None else list(self._numbers)[number]
-        if mode is None or self.periods.knows(mode):
-            self.periods.learn(mode, counts[number] if number is not None else 0, company, times.period)
+        reads_on = any(own and id(own) not in self._told for own in times.asked)
+        if self._kind == before and not reads_on:  # from one step to another of its kind: nobody came, nothing changed
+            number = max(counts, key=lambda n: counts[n], default=None)
+            mode = None if number is None else list(self._numbers)[number]
+            if mode is None or self.periods.knows(mode):
+                self.periods.learn(mode, counts[number] if number is not None else 0, company, times.period)
         self.plain_steps += not counts
         self._last = company
         self.yields.add(company * times.period / self.periods.of(None, company), times.produced)

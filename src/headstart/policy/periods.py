@@ -15,7 +15,7 @@ import numpy as np
 
 from headstart import shapes
 
-SHIFT, FOLLOW = 0.06, 0.02  # how far one step moves all modes, and its own: most of what changes is the same for all
+SHIFT, FOLLOW = 0.03, 0.03  # how far one step moves all modes, and its own
 WILD = 2.5  # a step that took so many times what was expected tells nothing: a graph was made, or somebody used the machine
 
 
