@@ -11,11 +11,13 @@ from typer.testing import CliRunner
 
 from headstart.cli import app
 from headstart.config import SpeculativeConfig
-from headstart.core import Draft, Tree, View
+from headstart.core import Draft, Request, SamplingParams, Tree, View
 from headstart.drafters import Drafter, register
 from headstart.errors import BadInput
+from headstart.policy import Load, Wish
 from headstart.policy.costs import Costs, Work
 from headstart.policy.fixed import FixedPolicy
+from headstart.policy.goodput import GoodputPolicy
 from headstart.policy.recording import Recording
 from headstart.simulate import PRESETS, Answers, Entrant, Machine, Outcome, Setting, compare, read_machine
 from headstart.traffic import Arrival, Seen, Skill, Trace, header, read_trace, synthesise, to_line, write_trace
@@ -154,6 +156,23 @@ def test_adaptive_finds_what_pays_and_leaves_what_does_not():
     _, good = replay(steady(0.9), "adaptive")
     _, bad = replay(steady(0.02, sure=0.1), "adaptive")
     assert good.ratio > 1.8 and bad.ratio > 0.98
+
+
+def test_goodput_chooses_what_the_formula_of_smartspec_says():
+    """arXiv 2406.14066: tokens (1 - a^(k+1)) / (1 - a) of each request, by the step's seconds, for the whole batch."""
+    config, asked = SpeculativeConfig("eagle3", num_speculative_tokens=8), {}
+    policy = GoodputPolicy(config, lambda r: ("eagle3",))
+    policy.costs = Costs(POINTS)
+    for company in (1, 8, 32):
+        requests = [Request([1], SamplingParams(), 0) for _ in range(company)]
+        best = max(range(9), key=lambda k: (1 - 0.7 ** (k + 1)) / 0.3 / Costs(POINTS).of(company * (1 + k)))
+        wishes = policy.ask(requests, [{} for _ in requests], Load(company, 0, 0))
+        asked[company] = best
+        assert wishes == [{"eagle3": Wish(best, best)} if best else {} for _ in requests]
+    assert asked[1] > asked[32]
+    _, good = replay(steady(0.9), "goodput:eagle3:8")
+    _, bad = replay(steady(0.02), "goodput:eagle3:8")
+    assert good.ratio > 1.8 and 0.9 < bad.ratio < 1.0
 
 
 def test_noise_troubles_the_policy_and_not_the_clock():

@@ -27,6 +27,7 @@ from headstart.policy import Errand, Load, Policy, StepTimes, Wishes
 from headstart.policy.adaptive import AdaptivePolicy
 from headstart.policy.costs import ROWS, Costs, Work
 from headstart.policy.fixed import FixedPolicy
+from headstart.policy.goodput import GoodputPolicy
 from headstart.scheduler import Plan, Planned
 from headstart.traffic import Arrival, Seen, Skill, Trace
 
@@ -193,12 +194,12 @@ class Setting:
 
 @dataclass(frozen=True)
 class Entrant:
-    """A policy by its name: none, adaptive, adaptive:NAME+NAME, or fixed:NAME:TOKENS."""
+    """A policy by its name: none, adaptive, adaptive:NAME+NAME, fixed:NAME:TOKENS, or goodput:NAME:TOKENS."""
 
     name: str
     drafters: tuple[str, ...] | None  # None: all that the trace tells of
     tokens: int = DEEPEST
-    adaptive: bool = False
+    kind: str = "fixed"
 
     @staticmethod
     def parse(name: str) -> Entrant:
@@ -206,20 +207,26 @@ class Entrant:
         if name == "none":
             return Entrant(name, ())
         if kind == "adaptive" and len(more) < 2:
-            return Entrant(name, tuple(more[0].split("+")) if more else None, adaptive=True)
-        if kind == "fixed" and len(more) == 2 and more[0] and more[1].isdigit() and 1 <= int(more[1]) <= DEEPEST:
-            return Entrant(name, (more[0],), int(more[1]))
+            return Entrant(name, tuple(more[0].split("+")) if more else None, kind=kind)
+        if (
+            kind in ("fixed", "goodput")
+            and len(more) == 2
+            and more[0]
+            and more[1].isdigit()
+            and 1 <= int(more[1]) <= DEEPEST
+        ):
+            return Entrant(name, (more[0],), int(more[1]), kind)
         raise BadInput(
-            f"--policy {name} is not usable: expected none, adaptive, adaptive:NAME+NAME or fixed:NAME:TOKENS "
-            f"with at most {DEEPEST} tokens."
+            f"--policy {name} is not usable: expected none, adaptive, adaptive:NAME+NAME, fixed:NAME:TOKENS or "
+            f"goodput:NAME:TOKENS with at most {DEEPEST} tokens."
         )
 
     def make(self, choices: Callable[[Request], Sequence[str]], machine: Machine, noise: Noise) -> Policy:
         method = self.drafters[0] if self.drafters else "none"
         config = SpeculativeConfig(method, num_speculative_tokens=self.tokens)
-        if not self.adaptive:
+        if self.kind == "fixed":
             return FixedPolicy(config, choices)
-        policy = AdaptivePolicy(config, choices)
+        policy = AdaptivePolicy(config, choices) if self.kind == "adaptive" else GoodputPolicy(config, choices)
         policy.costs = Costs({n: _median(noise, machine.costs.of(n)) for n in ROWS}, machine.costs.reach)
         return policy
 

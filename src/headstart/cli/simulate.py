@@ -29,7 +29,11 @@ def simulate(
         str, option("--costs", help="What things take: cpu, gpu, node or a JSON file; several with commas.")
     ] = "cpu,gpu,node",
     policy: Annotated[
-        str, option("--policy", help="none, adaptive, adaptive:NAME+NAME, fixed:NAME:TOKENS; several with commas.")
+        str,
+        option(
+            "--policy",
+            help="none, adaptive, adaptive:NAME+NAME, fixed:NAME:TOKENS, goodput:NAME:TOKENS; several with commas.",
+        ),
     ] = "adaptive",
     max_num_seqs: Annotated[int, option("--max-num-seqs", help="Requests that run together.")] = 32,
     max_batch_tokens: Annotated[int, option("--max-batch-tokens", help="Rows of one forward.")] = 512,
