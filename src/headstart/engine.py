@@ -33,7 +33,7 @@ from headstart.policy import Load, Policy, StepTimes, Wish, Wishes
 from headstart.policy.choose import make_policy
 from headstart.scheduler import Plan, Planned, Scheduler
 
-NO_DRAFT, NO_VERDICT = Tree(), Verdict([], 0)
+NO_DRAFT, NO_VERDICT, NO_SLOTS = Tree(), Verdict([], 0), np.empty(0, np.int64)
 RUN_ON = 4  # tokens that a runner may choose in one step for a request that is alone,
 RUN_ON_SECONDS = 0.04  # and how long that may take
 
@@ -317,7 +317,7 @@ class Engine:
             return True
         ready = [p.request for p, _ in alive]
         load = Load(len(self.scheduler.running), len(self.scheduler.waiting), 0)
-        wishes = self.policy.ask(ready, [{} for _ in ready], load)
+        wishes = self.policy.ask(ready, [{}] * len(ready), load)
         return all(self._may_go_on(r, own, flight.read) for r, own in zip(ready, wishes, strict=True))
 
     def _may_go_on(self, request: Request, wishes: Wishes, read: bool) -> bool:
@@ -501,12 +501,14 @@ class Engine:
             size, base = len(draft.tokens), r.computed + part.piece
             tokens += r.tokens[r.computed : base]
             positions += range(r.computed, base)
+            parents = None
             if size:
                 tokens += draft.tokens
-                positions += [base + d - 1 for d in tree.depths(draft.parents)]
+                parents = _parents(part.piece, draft)
+                deep = range(1, size + 1) if parents is None else tree.depths(draft.parents)
+                positions += [base + d - 1 for d in deep]
             room = self.pool.slots(r.id, base + size + part.spare)
             slots, beyond = (room[: base + size], room) if part.spare else (room, None)
-            parents = _parents(part.piece, draft) if size else None
             segments.append(Segment(start, len(tokens), r.computed, slots, parents, part.seat, beyond))
             span = part.piece if self._wants_prompt(r) else int(part.ready)  # rows of known tokens that are asked
             places.append(Place(len(rows), span, len(rows) + span - 1))
@@ -634,7 +636,11 @@ class Engine:
                 self._leave(r)
 
     def _readings(self, flight: Flight, verdicts: list[Verdict], starts: list[int]) -> list[tuple[Planned, Reading]]:
-        """Which rows of the forward stand for what lies in KV now. `starts`: where the first of each part stands."""
+        """Which rows of the forward stand for what lies in KV now. `starts`: where the first of each part stands. Where the
+        next step is on its way, nobody asks for rows: how far texts have come is enough."""
+        if flight.followed:
+            alive = [(p, p.request) for p in flight.plan.parts if p.request.id in self.pool.tables]
+            return [(p, Reading(r.id, r.tokens, r.computed, [], 0, NO_SLOTS)) for p, r in alive]
         out, ready = [], iter(verdicts)
         for part, segment, at in zip(flight.plan.parts, flight.batch.segments, starts, strict=True):
             r, accepted = part.request, next(ready).accepted if part.ready else []

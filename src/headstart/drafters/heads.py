@@ -272,7 +272,9 @@ class HeadDrafter(GrowingDrafter):
         sizes = tuple(min(r.budget, g.nodes) if r.id in ids else -1 for r in view.requests)
         at, index = _places(sizes, g)
         branches = g.nodes > 1 and (g.width > 1 or g.top_k > 1)
-        draft = Draft.of([Tree([PENDING] * n, [-1] * n) if branches else Tree.chain([PENDING] * n) for n in sizes])
+        none, chain = [-1] * g.nodes, list(range(-1, g.nodes - 1))
+        trees = [Tree([PENDING] * max(n, 0), (none if branches else chain)[: max(n, 0)]) for n in sizes]
+        draft = Draft(NO_SLOTS, NO_SLOTS, np.cumsum([0, *map(len, trees)]), grown=trees)
 
         def wait() -> list[Tree]:
             rows = iter(told().tolist())
