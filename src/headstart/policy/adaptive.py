@@ -63,9 +63,9 @@ class Pace:
     asked: int = 0
     worth: float = 0.05  # tokens that asking brings, after what rows cost; a mean that forgets
 
-    def add(self, gained: float) -> None:
+    def add(self, gained: float, moves: float = 0.06) -> None:
         self.asked = 0
-        self.worth += 0.06 * (gained - self.worth)
+        self.worth += moves * (gained - self.worth)
 
 
 @dataclass
@@ -106,6 +106,7 @@ class AdaptivePolicy:
         self._branches = config.nodes // max(1, config.num_speculative_tokens)
         self._around = {False: Mean(), True: Mean()}  # seconds beside forward and drafters: nobody was asked, some were
         self._paces: dict[tuple[str, str], Pace] = {}
+        self._usual: dict[str, Pace] = {}  # the same over all requests
         # what drafts promise of what was hoped, by request ("": all) and drafter; and what is hoped in this step
         self._hopes: dict[tuple[str, str], Share] = {}
         self._hoped: dict[tuple[str, str], float] = {}
@@ -122,7 +123,8 @@ class AdaptivePolicy:
         self._rest = 0  # steps for which no drafter with weights is thought about
         self._bill = 0.0  # of this step's question in vain
         self._purse = 0.0  # seconds saved up for questions in vain
-        self._least = 0.0  # the chance that a node needs in this step
+        self._least = 0.0  # the chance that a node needs in this step,
+        self._first = 0.0  # and the first one, where no others come with it
         self._claimed: dict[tuple[str, str], list[float]] = {}  # chances of this step's proposals
 
     # ------------------------------------------------------------------ what time is worth
@@ -183,6 +185,8 @@ class AdaptivePolicy:
         if not any(proposals):
             self._claimed, self._hoped, self._bill = {}, {}, 0.0
             self._least = self._price(len(requests), load)
+            more = self.costs.of(len(requests) + 1, load.context) - self.costs.of(len(requests), load.context)
+            self._first = self._rate(len(requests), load) * more
             if self._since_plain >= PLAIN_EVERY and not load.num_prefill_tokens:
                 return nobody  # what drafts bring is told against plain steps, so now and then one is taken
             self._asking = {name: self._price_of_asking(name, load) for name in WEIGHTLESS}
@@ -204,12 +208,18 @@ class AdaptivePolicy:
         wishes: Wishes = {}
         for name in self.choices(request) if nodes > 0 else ():
             if name in WEIGHTLESS:
-                pace = self._paces.get((request.id, name))
+                pace = self._paces.get((request.id, name)) or self._like_others(name)
                 if pace is None or pace.worth > self._asking[name]:
                     wishes[name] = Wish(nodes, nodes)
                 elif name in due:
                     wishes[name] = Wish(min(nodes, PROBE_DEPTH), min(nodes, PROBE_DEPTH))
         return wishes
+
+    def _like_others(self, name: str) -> Pace | None:
+        """For a request for which a drafter was not asked yet: where one more row costs more than a token is worth, only large
+        drafts can pay, and what asking brings the others tells more than hope."""
+        usual = self._usual.get(name) if self._first > 1 else None
+        return Pace(worth=usual.worth) if usual is not None and usual.worth < Pace.worth else None
 
     def _price_of_asking(self, name: str, load: Load) -> float:
         """Tokens that the time is worth in which a drafter without weights answers for one request."""
@@ -361,7 +371,8 @@ class AdaptivePolicy:
         for name in self.choices(request):
             if name in proposals:
                 gained = sum(found.chances[n] - self._least for n in kept if origins[n] == name)
-                self._paces.setdefault((request.id, name), Pace()).add(gained)
+                self._paces.setdefault((request.id, name), self._like_others(name) or Pace()).add(gained)
+                self._usual.setdefault(name, Pace()).add(gained, 0.01)
                 if (hoped := self._hoped.get((request.id, name))) is not None:
                     for key in ((request.id, name), ("", name)):
                         self._hopes.setdefault(key, Share(0.1)).add(hoped, gained)
