@@ -45,9 +45,7 @@ class Device:
     came: int = 0  # requests so far
     clock: float = 0.0
     vain: float = 0.0  # seconds that drafts took which brought nothing
-    late: float = (
-        0.0  # seconds that the step behind prompts takes longer, which is not counted: all have the same prompts
-    )
+    late: float = 0.0  # seconds that the step behind prompts takes longer; not counted, since all have the same prompts
     used: dict[str, int] = field(default_factory=dict)
     dismissed: set[str] = field(default_factory=set)
 

@@ -288,6 +288,10 @@ def test_the_command_prints_a_table_and_the_same_numbers_each_time():
         (("--synthetic", "1", "--costs", "cray"), "cpu, gpu, node"),
         (("--synthetic", "1", "--policy", "clever"), "expected none, adaptive"),
         (("--synthetic", "1", "--policy", "fixed:ngram:99"), "at most 16"),
+        (
+            ("--synthetic", "1", "--policy", "adaptive,fixed:medusa:3"),
+            "the traces tell of eagle3, ngram, suffix, not of medusa",
+        ),
         (("--synthetic", "1", "--noise", "7"), "--noise"),
         (("--synthetic", "1", "--max-num-seqs", "0"), "--max-num-seqs"),
         (("--synthetic", "1", "--max-batch-tokens", "3"), "--max-batch-tokens"),

@@ -267,20 +267,7 @@ class Drafting:
 
     def read(self, readings: Sequence[tuple[Planned, Reading]], hidden: Mapping[int, torch.Tensor] | None) -> None:
         """Hand each drafter that asks for hidden states what the target computed of its requests."""
-        for name, drafter in self.drafters.items():
-            if not drafter.needs.hidden_layers:
-                continue
-            own = [(p, r) for p, r in readings if name in self.choices(p.request)]
-            if not own:
-                continue
-            for part, _ in own:
-                if part.request.id not in self._views:
-                    self._view(part, 0, Wish(0, 0))
-            try:
-                drafter.read([r for _, r in own], hidden)
-            except Exception as error:
-                views = [self._views[p.request.id] for p, _ in own]
-                self._drop(name, views, f"failed on hidden states: {error!r}")
+        self._hand_out(readings, lambda drafter, own: drafter.read(own, hidden))
 
     def reads_ahead(self, request: Request) -> bool:
         """Can its drafters that read along read a prompt before the step that computes it is over?"""
@@ -288,13 +275,21 @@ class Drafting:
 
     def read_ahead(self, readings: Sequence[tuple[Planned, Reading]], step: DeviceStep) -> None:
         """Hand each of them what the step on its way will leave."""
+        self._hand_out(readings, lambda drafter, own: drafter.read_ahead(own, step))
+
+    def _hand_out(
+        self, readings: Sequence[tuple[Planned, Reading]], hand: Callable[[Drafter, list[Reading]], None]
+    ) -> None:
+        """To each drafter that reads, what is of its requests."""
         for name, drafter in self.drafters.items():
-            own = [(p, r) for p, r in readings if name in self.readers(p.request)]
+            own = (
+                [(p, r) for p, r in readings if name in self.choices(p.request)] if drafter.needs.hidden_layers else []
+            )
             if not own:
                 continue
             views = [self._views.get(p.request.id) or self._view(p, 0, Wish(0, 0)) for p, _ in own]
             try:
-                drafter.read_ahead([r for _, r in own], step)
+                hand(drafter, [r for _, r in own])
             except Exception as error:
                 self._drop(name, views, f"failed on hidden states: {error!r}")
 

@@ -26,14 +26,14 @@ from headstart.delivery import Decode, Delivery, Parcel
 from headstart.drafters import Surroundings
 from headstart.drafting import Drafted, Drafting, Left
 from headstart.errors import BadInput
-from headstart.kv import KVPool
+from headstart.kv import NOTHING, KVPool
 from headstart.models.base import Runner
 from headstart.noise import Chance, derive_seed
 from headstart.policy import Load, Policy, StepTimes, Wish, Wishes
 from headstart.policy.choose import make_policy
 from headstart.scheduler import Plan, Planned, Scheduler
 
-NO_DRAFT, NO_VERDICT, NO_SLOTS = Tree(), Verdict([], 0), np.empty(0, np.int64)
+NO_DRAFT, NO_VERDICT = Tree(), Verdict([], 0)
 RUN_ON = 4  # tokens that a runner may choose in one step for a request that is alone,
 RUN_ON_SECONDS = 0.04  # and how long that may take
 
@@ -78,7 +78,7 @@ class Flight:
     chosen: list[bool]  # for each ready part: the runner chooses, or has chosen
     expected: list[Request] = field(default_factory=list)  # went on, on placeholders for this step's tokens
     settled: bool = False
-    read: bool = False  # drafters have read its prompts: they need not wait for its end
+    read: bool = False  # drafters have read what it has of prompts: they need not wait for its end
     followed: bool = False  # the next step was launched before this one was settled
 
     @property
@@ -237,10 +237,10 @@ class Engine:
         """Let drafters read prompts as soon as they are on their way, where they go on from there on the device: the token
         behind a prompt is the only one that nobody knows, and they will find it there."""
         step = self.runner.left
-        reading = [(p, s) for p, s in zip(plan.parts, batch.segments, strict=True) if p.piece > 1 or not p.ready]
-        if not batch.hidden_layers or step is None or not reading:
+        if not batch.hidden_layers or step is None:
             return False
-        own = [(p, s) for p, s in reading if self.drafting.reads(p.request)]
+        parts = zip(plan.parts, batch.segments, strict=True)
+        own = [(p, s) for p, s in parts if p.has_prompt and self.drafting.reads(p.request)]
         if not all(self._can_draft_ahead(p.request) and self.drafting.reads_ahead(p.request) for p, _ in own):
             return False
         readings: list[tuple[Planned, Reading]] = []
@@ -248,7 +248,8 @@ class Engine:
             r, count = part.request, part.piece - part.ready
             rows, slots = list(range(segment.start, segment.start + count)), self.pool.slots(r.id, r.computed + count)
             readings.append((part, Reading(r.id, r.tokens, r.computed, rows, count, slots)))
-        self.drafting.read_ahead(readings, step)
+        if readings:
+            self.drafting.read_ahead(readings, step)
         return True
 
     def _settle(self, flight: Flight) -> None:
@@ -304,8 +305,7 @@ class Engine:
         """May the next step be launched before this one is settled? Not if it needs to know this one's tokens."""
         if not all(flight.chosen) or not self.scheduler.all_fit(flight.drafted_for):
             return False
-        prompts = any(p.piece > 1 or not p.ready for p in flight.plan.parts)
-        if flight.batch.hidden_layers and prompts and not flight.read:
+        if flight.batch.hidden_layers and not flight.read and any(p.has_prompt for p in flight.plan.parts):
             return False  # hidden states of a prompt are read when the step is settled
         if any(self._wants_prompt(p.request) for p in flight.plan.parts):
             return False
@@ -318,18 +318,16 @@ class Engine:
         ready = [p.request for p, _ in alive]
         load = Load(len(self.scheduler.running), len(self.scheduler.waiting), 0)
         wishes = self.policy.ask(ready, [{}] * len(ready), load)
-        return all(self._may_go_on(r, own, flight.read) for r, own in zip(ready, wishes, strict=True))
+        return all(self._may_go_on(r, own) for r, own in zip(ready, wishes, strict=True))
 
-    def _may_go_on(self, request: Request, wishes: Wishes, read: bool) -> bool:
+    def _may_go_on(self, request: Request, wishes: Wishes) -> bool:
         """Can its next draft be made on the device? What a step left for a drafter to read is gone when the next one runs, so
-        that drafter has to be asked there, and has to have read what was before; or be done with this text."""
+        that drafter has to be asked there, or be done with this text."""
         reading = self.drafting.readers(request)
         if not wishes and (not reading or self.policy.dismisses(request)):
             return True
         ahead = self._has_seat(request) and self.drafting.are_ahead(wishes or reading)
-        if reading:
-            return ahead and (read or request.num_output > 0)
-        return ahead or not self._drafts_for(request)
+        return ahead or not (reading or self._drafts_for(request))
 
     def _is_known(self, part: Planned, depth: int) -> bool:
         """Will the device know all that the request's next step needs, and have room for it? This one may end the text: then
@@ -640,7 +638,7 @@ class Engine:
         next step is on its way, nobody asks for rows: how far texts have come is enough."""
         if flight.followed:
             alive = [(p, p.request) for p in flight.plan.parts if p.request.id in self.pool.tables]
-            return [(p, Reading(r.id, r.tokens, r.computed, [], 0, NO_SLOTS)) for p, r in alive]
+            return [(p, Reading(r.id, r.tokens, r.computed, [], 0, NOTHING)) for p, r in alive]
         out, ready = [], iter(verdicts)
         for part, segment, at in zip(flight.plan.parts, flight.batch.segments, starts, strict=True):
             r, accepted = part.request, next(ready).accepted if part.ready else []

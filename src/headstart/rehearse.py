@@ -32,17 +32,17 @@ def rehearse(engine: Engine, policy: AheadPolicy) -> None:
     policy.rehearses = True
     try:
         _prepare(engine, modes)
-        sizes = companies(engine, modes)
+        sizes, words = companies(engine, modes), _words(engine)
         with bar("Measuring this device", len(sizes) * (1 + len(modes)), "parts") as done:
             for company in sizes:
-                _play(engine, policy, company, None, [None])
+                _play(engine, policy, words, company, None, [None])
                 done(1)
                 for name, own in modes.items():
-                    _play(engine, policy, company, name, [m for m in own if _fits(engine, m, company)])
+                    _play(engine, policy, words, company, name, [m for m in own if _fits(engine, m, company)])
                     done(1)
-            plain = _admission(engine, policy, None) if sizes else 0.0
+            plain = _admission(engine, policy, words, None) if sizes else 0.0
             for name in modes if sizes else ():
-                policy.periods.reading[name] = max(0.0, _admission(engine, policy, name) - plain)
+                policy.periods.reading[name] = max(0.0, _admission(engine, policy, words, name) - plain)
     finally:
         policy.rehearses, policy.ordered = False, None
 
@@ -72,9 +72,16 @@ def _fits(engine: Engine, mode: Mode, company: int) -> bool:
     return company * (1 + mode.nodes) <= engine.config.max_batch_tokens
 
 
-def _play(engine: Engine, policy: AheadPolicy, company: int, name: str | None, modes: Sequence[Mode | None]) -> None:
+def _play(
+    engine: Engine,
+    policy: AheadPolicy,
+    words: Sequence[int],
+    company: int,
+    name: str | None,
+    modes: Sequence[Mode | None],
+) -> None:
     """These modes one after the other, with requests for one drafter."""
-    requests = list(_made_up(engine, company, name))
+    requests = list(_made_up(engine, words, company, name))
     for request in requests:
         engine.add(request)
     try:
@@ -90,12 +97,12 @@ def _play(engine: Engine, policy: AheadPolicy, company: int, name: str | None, m
         _leave(engine, requests)
 
 
-def _admission(engine: Engine, policy: AheadPolicy, name: str | None) -> float:
+def _admission(engine: Engine, policy: AheadPolicy, words: Sequence[int], name: str | None) -> float:
     """Seconds from a request's coming to its first token."""
     policy.order(None)
     found = []
     for i in range(ADMISSIONS):
-        (request,) = _made_up(engine, 1, name, 1000 + ADMISSIONS * (name is not None) + i)
+        (request,) = _made_up(engine, words, 1, name, 1000 + ADMISSIONS * (name is not None) + i)
         begin = time.perf_counter()
         engine.add(request)
         while not request.num_output:
@@ -127,10 +134,10 @@ def _words(engine: Engine) -> list[int]:
     return [t for t in some if (text := decode([t], True).strip()).isascii() and text.isalpha()] or some
 
 
-def _made_up(engine: Engine, company: int, name: str | None, first: int = 0) -> Iterator[Request]:
+def _made_up(engine: Engine, words: Sequence[int], company: int, name: str | None, first: int = 0) -> Iterator[Request]:
     """Requests for one drafter, or for none; their numbers begin with `first`, and no two of them are alike."""
     speculation = RequestSpeculation(enabled=name is not None, method=name)
-    tokens, words = engine.max_len - PROMPT - 1, _words(engine)
+    tokens = engine.max_len - PROMPT - 1
     for i in range(first, first + company):
         pattern = [words[(29 * i + k + i // len(words)) % len(words)] for k in range(PATTERN)]
         params = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)

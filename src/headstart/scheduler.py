@@ -27,6 +27,11 @@ class Planned:
     spare: int = 0  # tokens that the step before may have accepted, besides the one that is known to come
     seat: int = -1  # of its text on the device
 
+    @property
+    def has_prompt(self) -> bool:
+        """Is more computed than the last token of a text that goes on, or the last one of a prompt?"""
+        return self.piece > 1 or not self.ready or not self.request.num_output
+
 
 @dataclass
 class Plan:

@@ -208,18 +208,20 @@ class Entrant:
             return Entrant(name, ())
         if kind == "adaptive" and len(more) < 2:
             return Entrant(name, tuple(more[0].split("+")) if more else None, kind=kind)
-        if (
-            kind in ("fixed", "goodput")
-            and len(more) == 2
-            and more[0]
-            and more[1].isdigit()
-            and 1 <= int(more[1]) <= DEEPEST
-        ):
+        sized = len(more) == 2 and more[0] and more[1].isdigit() and 1 <= int(more[1]) <= DEEPEST
+        if kind in ("fixed", "goodput") and sized:
             return Entrant(name, (more[0],), int(more[1]), kind)
         raise BadInput(
             f"--policy {name} is not usable: expected none, adaptive, adaptive:NAME+NAME, fixed:NAME:TOKENS or "
             f"goodput:NAME:TOKENS with at most {DEEPEST} tokens."
         )
+
+    def check(self, traces: Sequence[Trace]) -> None:
+        """A drafter that no trace tells of is a slip of the pen, not a drafter that never has anything to say."""
+        known = {name for trace in traces for name in drafters_of(trace)}
+        for name in self.drafters or ():
+            if name not in known:
+                raise BadInput(f"--policy {self.name}: the traces tell of {', '.join(sorted(known))}, not of {name}.")
 
     def make(self, choices: Callable[[Request], Sequence[str]], machine: Machine, noise: Noise) -> Policy:
         method = self.drafters[0] if self.drafters else "none"
@@ -289,7 +291,7 @@ class Replay:
         self, trace: Trace, answers: Sequence[Answers], entrant: Entrant, machine: Machine, setting: Setting
     ) -> None:
         self.machine, self.setting = machine, setting
-        names = _in_order(trace) if entrant.drafters is None else entrant.drafters
+        names = drafters_of(trace) if entrant.drafters is None else entrant.drafters
         self._noise = Noise(setting.noise, trace.seed)
         self._coming = deque(enumerate(answers))
         self._answers: dict[str, Answers] = {}
@@ -466,7 +468,7 @@ def _view(request: Request, depth: int) -> RequestView:
     return RequestView(request.id, request.tokens, len(request.prompt), depth, depth, request.params, 0)
 
 
-def _in_order(trace: Trace) -> tuple[str, ...]:
+def drafters_of(trace: Trace) -> tuple[str, ...]:
     """All drafters that a trace tells of, those without weights first."""
     free = [n for n in WEIGHTLESS if n in trace.drafters or any(r.is_recorded for r in trace.requests)]
     return (*free, *(n for n in trace.drafters if n not in WEIGHTLESS))

@@ -114,3 +114,19 @@ def test_prompts_are_read_while_they_are_on_their_way(monkeypatch) -> None:
     drafted = {text: draft[0] for text, draft in drafts.found.items() if draft[0] and text in host}
     assert len(drafted) > 4 * len(rs)  # some are cut where a step has no room
     assert drafted == {text: host[text][0][: len(own)] for text, own in drafted.items()}
+
+
+def test_a_prompt_that_is_shared_to_its_last_token_is_read_on_from_there() -> None:
+    """One row of it is computed, beside a prompt that is read: drafts are those of the host all the same."""
+    e = engine(small(), CHAIN, head=eagle())
+    first, again, other = asked()[1], asked()[1], asked()[2]
+    run(e, [first])
+    drafts = Drafts(e)
+    assert run(e, [again, other]) == [wanted()[1], wanted()[2]]
+    assert again.stats.cached_prompt_tokens == len(again.prompt) - 1
+    host = by_the_host("chain", True, 0.0)
+    drafted = {text: draft for text, draft in drafts.found.items() if draft[0] and text in host}
+    assert len(drafted) > 8 and drafted == {text: host[text] for text in drafted}
+    assert (
+        min(len(text) for text in drafted if text[: len(again.prompt)] == tuple(again.prompt)) == len(again.prompt) + 1
+    )

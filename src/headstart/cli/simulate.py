@@ -56,6 +56,8 @@ def simulate(
     entrants = [Entrant.parse(name.strip()) for name in policy.split(",")]
     setting = _setting(max_num_seqs, max_batch_tokens, noise)
     work = [(m, t) for m in machines for t in _traces(trace, synthetic, seed, m)]
+    for entrant in entrants:
+        entrant.check([t for _, t in work])
     found = list(_run(work, entrants, setting))
     if as_json:
         _print_json(found, setting)

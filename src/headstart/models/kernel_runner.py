@@ -286,10 +286,10 @@ class KernelRunner(TorchRunner):
             found |= {*packing.prompt_shapes(n, self.graph_rows, width)}
         for nodes, branches in drafts:
             found |= {*packing.draft_shapes(n, nodes, nodes + 1 if branches else 0)}
-        largest = sorted(
-            found, key=lambda s: (s.rows, s.segments, s.new), reverse=True
-        )  # the others fit into its memory
-        return [s for s in largest if s.rows <= self.graph_rows]
+        few = [s for s in found if s.rows <= self.graph_rows]
+        return sorted(
+            few, key=lambda s: (-s.rows, -s.segments, -s.new)
+        )  # the largest first: others fit into its memory
 
     def release(self) -> None:
         """Let go of KV, graphs and everything that they read and write."""
@@ -365,9 +365,8 @@ def _cut(hidden: dict[int, torch.Tensor], batch: Batch) -> dict[int, torch.Tenso
 
 def _nobody(block: torch.Tensor, shape: Shape) -> None:
     """A block whose rows and segments all belong to nobody."""
-    sections = packing.places(shape)
-    for name in ("slots", "at", "source", "nodes", "seat", "sized", "grown"):
-        sections.on_device(block, name).fill_(-1)
+    blank = packing.places(shape).blank
+    block[: len(blank)].copy_(torch.from_numpy(blank))
 
 
 def _graph_rows(device: torch.device, vocab: int, max_rows: int) -> int:

@@ -118,7 +118,7 @@ class AdaptivePolicy:
         self._asking: dict[str, float] = {}  # tokens that asking costs, in this step
         self._came = 0  # requests so far
         self._use: dict[tuple[str, int], float] = {}  # share of tokens that drafters with weights brought, by heat
-        self._prices: dict[tuple[int, ...], float] = {}
+        self._prices: dict[tuple[int, ...], tuple[float, float]] = {}
         self._age = 0  # steps since they were told
         self._rest = 0  # steps for which no drafter with weights is thought about
         self._bill = 0.0  # of this step's question in vain
@@ -146,13 +146,18 @@ class AdaptivePolicy:
         return self.rate(max(company, load.num_running), load.context)
 
     def _price(self, company: int, load: Load) -> float:
-        """The chance below which no node is worth a row, however many others come with it. It changes slowly, so it is not told
-        anew in every step."""
+        """The chance below which no node is worth a row, however many others come with it."""
+        return self._both_prices(company, load)[0]
+
+    def _both_prices(self, company: int, load: Load) -> tuple[float, float]:
+        """That of a node among many, and of one alone. They change slowly, so they are not told anew in every step."""
         key = company, load.num_running, load.num_prefill_tokens, int(load.context) // NEAR
         if key not in self._prices:
             seconds = self.costs.span(company + load.num_prefill_tokens, 1 + REACH, load.context)
             least = float(((seconds[1:] - seconds[0]) / COUNTS).min())
-            self._prices[key] = max(0.0, self._rate(company, load) * least)
+            first = self.costs.of(company + 1, load.context) - self.costs.of(company, load.context)
+            rate = self._rate(company, load)
+            self._prices[key] = max(0.0, rate * least), rate * first
         return self._prices[key]
 
     # ------------------------------------------------------------------ who may be asked
@@ -184,9 +189,7 @@ class AdaptivePolicy:
         most = self.fixed.most(requests, load)
         if not any(proposals):
             self._claimed, self._hoped, self._bill = {}, {}, 0.0
-            self._least = self._price(len(requests), load)
-            more = self.costs.of(len(requests) + 1, load.context) - self.costs.of(len(requests), load.context)
-            self._first = self._rate(len(requests), load) * more
+            self._least, self._first = self._both_prices(len(requests), load)
             if self._since_plain >= PLAIN_EVERY and not load.num_prefill_tokens:
                 return nobody  # what drafts bring is told against plain steps, so now and then one is taken
             self._asking = {name: self._price_of_asking(name, load) for name in WEIGHTLESS}

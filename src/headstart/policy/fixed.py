@@ -29,7 +29,7 @@ class FixedPolicy:
             return [{} for _ in requests]
         depth, most = self.config.num_speculative_tokens, self.most(requests, load)
         return [
-            dict.fromkeys(self.choices(r)[:1], Wish(nodes, depth)) if nodes else {}
+            dict.fromkeys(self.choices(r)[:1], Wish(nodes, min(depth, nodes))) if nodes else {}
             for r, nodes in zip(requests, most, strict=True)
         ]
 

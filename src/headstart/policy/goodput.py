@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from headstart.config import SpeculativeConfig
 from headstart.core import Request, Tree, Verdict
-from headstart.policy import Choices, Load, Proposals, StepTimes, Wish, Wishes
+from headstart.policy import Choices, Load, Proposals, StepTimes
 from headstart.policy.costs import Costs, Errands
 from headstart.policy.explain import Explanation
 from headstart.policy.fixed import FixedPolicy
@@ -27,14 +27,9 @@ class GoodputPolicy(FixedPolicy):
         self._right, self._tried = FIRST * WEIGHT, WEIGHT
         self._sizes: list[int] = []  # of the drafts on their way
 
-    def ask(self, requests: Sequence[Request], proposals: Sequence[Proposals], load: Load) -> list[Wishes]:
-        if any(proposals):
-            return [{} for _ in requests]
+    def most(self, requests: Sequence[Request], load: Load) -> list[int]:
         tokens = self._best(requests, load)
-        most = [min(tokens, n) for n in self.most(requests, load)]
-        return [
-            dict.fromkeys(self.choices(r)[:1], Wish(n, n)) if n else {} for r, n in zip(requests, most, strict=True)
-        ]
+        return [min(tokens, n) for n in super().most(requests, load)]
 
     def _best(self, requests: Sequence[Request], load: Load) -> int:
         """The number of tokens with the highest goodput."""
