@@ -255,6 +255,7 @@ class Request:
     prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
     stats: Stats = field(default_factory=Stats)
     arrived: float = 0.0
+    streams: bool = True  # somebody reads along; else its text is made at the end, at once
     space: int = 0  # KV is shared within one: a drafter that keeps its own beside the target's needs to have read it
 
     def __post_init__(self) -> None:
@@ -276,6 +277,17 @@ class Request:
         p = self.params
         penalties = p.repetition_penalty != 1 or p.presence_penalty or p.frequency_penalty
         return bool(p.logit_bias or self.bad_word_ids or penalties)
+
+    @functools.cached_property
+    def can_be_chosen(self) -> bool:
+        """Do temperature, noise, top-k, top-p and min-p alone make a token of its logits?"""
+        return not self.changes_logits and (self.params.greedy or self.params.typical_p >= 1)
+
+    @functools.cached_property
+    def keeps_all(self) -> bool:
+        """Is no unlikely token left out?"""
+        p = self.params
+        return p.greedy or not (p.top_k > 0 or p.top_p < 1 or p.typical_p < 1 or p.min_p > 0)
 
     @functools.cached_property
     def stop_ids(self) -> frozenset[int]:

@@ -17,11 +17,11 @@ Decode = Callable[[Sequence[int], bool], str]
 
 @dataclass
 class Parcel:
-    """One request's new tokens, on their way out."""
+    """One request's new tokens, on their way out; all of them where nobody reads along."""
 
     request: Request
     tokens: list[int]
-    from_draft: list[bool]
+    from_draft: list[bool]  # empty where nobody reads along
     finish_reason: str | None = None  # as it was with these tokens
 
 
@@ -53,7 +53,9 @@ class Delivery:
         request, stream = parcel.request, self.streams.get(parcel.request.id)
         text = ""
         if stream is not None:
-            if not request.params.stop:
+            if not request.streams and not request.params.stop:
+                stream.extend([t for t in parcel.tokens if _shows(request, t)])
+            elif not request.params.stop:
                 for token in parcel.tokens:
                     if _shows(request, token):
                         stream.push(token)

@@ -23,6 +23,9 @@ from headstart.progress import note
 from headstart.scheduler import Planned
 
 
+NO_TREE = Tree()
+
+
 @dataclass
 class Asked:
     """One drafter's share of a step: its view, and the numbers of the ready parts that it drafted for."""
@@ -45,7 +48,7 @@ class Drafted:
 
     def __init__(self, count: int) -> None:
         self.proposals: list[dict[str, Tree]] = [{} for _ in range(count)]
-        self.trees = [Tree() for _ in range(count)]
+        self.trees = [NO_TREE] * count
         self.depth = [0] * count  # tokens of each tree that may be accepted
         self.asked: list[Asked] = []
         self.errands: list[Errand] = []
@@ -111,7 +114,8 @@ class Drafting:
         self.listeners: list[Callable[[View, list[Tree], list[Verdict]], None]] = []  # who else hears verdicts
         self._views: dict[str, RequestView] = {}
         self._without: set[tuple[str, str]] = set()  # requests whose drafter broke, or does not read along
-        self._choices: dict[str, tuple[str, ...]] = {}  # of requests that are here
+        self._choices: dict[str, tuple[str, ...]] = {}  # of requests that are here,
+        self._readers: dict[str, list[str]] = {}  # and those of them that read along, where there are any
 
     def _names(self) -> tuple[str, ...]:
         """Whom to build at once."""
@@ -184,13 +188,18 @@ class Drafting:
                     r.slots, r.room = held[:computed], held[computed:]
             self._ask(Asked(name, view, members), out)
 
+    @property
+    def anyone_reads(self) -> bool:
+        """Does a drafter read what the target computes, of any request?"""
+        return bool(self._readers)
+
     def reads(self, request: Request) -> bool:
-        """Does a drafter of it read what the target computes?"""
-        return bool(self.readers(request))
+        """Does one read this request?"""
+        return request.id in self._readers
 
     def readers(self, request: Request) -> list[str]:
-        """Its drafters that do."""
-        return [name for name in self.choices(request) if self.drafters[name].needs.hidden_layers]
+        """Those that do."""
+        return self._readers.get(request.id, [])
 
     def excuse(self, request: Request) -> None:
         """This request goes without the drafters that read along."""
@@ -202,12 +211,19 @@ class Drafting:
 
     def add(self, request: Request) -> None:
         """A request comes; an unknown drafter is said now."""
-        self._choices[request.id] = self._offer(request)
+        self._leave_to(request.id, self._offer(request))
+
+    def _leave_to(self, request: str, names: tuple[str, ...]) -> None:
+        """These drafters serve it from now on."""
+        self._choices[request] = names
+        self._readers.pop(request, None)
+        if reading := [name for name in names if self.drafters[name].needs.hidden_layers]:
+            self._readers[request] = reading
 
     def _forbid(self, pairs: Iterable[tuple[str, str]]) -> None:
         for request, name in pairs:
             self._without.add((request, name))
-            self._choices[request] = tuple(n for n in self._choices.get(request, ()) if n != name)
+            self._leave_to(request, tuple(n for n in self._choices.get(request, ()) if n != name))
 
     def can_draft_ahead(self, request: Request) -> bool:
         """Can a drafter of it draft where the target's device keeps the texts?"""
@@ -298,6 +314,7 @@ class Drafting:
         """The request is over."""
         self._without -= {(request.id, name) for name in self.drafters} if self._without else set()
         self._choices.pop(request.id, None)
+        self._readers.pop(request.id, None)
         view = self._views.pop(request.id, None)
         for name, drafter in self.drafters.items() if view is not None else ():
             try:

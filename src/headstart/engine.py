@@ -12,6 +12,7 @@ made last, also while the device works.
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -81,10 +82,12 @@ class Flight:
     read: bool = False  # drafters have read what it has of prompts: they need not wait for its end
     followed: bool = False  # the next step was launched before this one was settled
 
-    @property
+    @functools.cached_property
     def drafted_for(self) -> dict[str, int]:
-        """How many tokens each request that is ready may accept."""
-        return {p.request.id: depth for p, depth in zip(self.plan.ready, self.drafted.depth, strict=True)}
+        """How many tokens requests may accept, those that may."""
+        if not any(self.drafted.depth):
+            return {}
+        return {p.request.id: depth for p, depth in zip(self.plan.ready, self.drafted.depth, strict=True) if depth}
 
     @property
     def lines(self) -> dict[str, int]:
@@ -318,6 +321,8 @@ class Engine:
         ready = [p.request for p, _ in alive]
         load = Load(len(self.scheduler.running), len(self.scheduler.waiting), 0)
         wishes = self.policy.ask(ready, [{}] * len(ready), load)
+        if not self.drafting.anyone_reads and not any(wishes):
+            return True
         return all(self._may_go_on(r, own) for r, own in zip(ready, wishes, strict=True))
 
     def _may_go_on(self, request: Request, wishes: Wishes) -> bool:
@@ -345,7 +350,8 @@ class Engine:
         return self.texts is not None and self.texts.find(request.id) >= 0
 
     def _seat(self, plan: Plan, before: Flight | None) -> None:
-        """Give texts a place on the device where drafts are made there; what is on its way has one, or goes without."""
+        """Give texts a place on the device where drafts are made there; what is on its way has one, or goes without. So does a
+        text for which nobody drafts: it gets one when somebody is to."""
         if self.texts is None:
             return
         more = before.drafted_for if before is not None else {}
@@ -354,7 +360,7 @@ class Engine:
             r = part.request
             if r.id in seats:
                 part.seat, part.spare = seats[r.id], more.get(r.id, 0)
-            elif self._can_draft_ahead(r):
+            elif self._can_draft_ahead(r) and (self.drafting.reads(r) or not self.policy.is_quiet(r)):
                 heat = 0.0 if r.params.greedy else r.params.temperature
                 part.seat = self.texts.sit(r.id, r.tokens, heat, r.seed)
 
@@ -394,6 +400,9 @@ class Engine:
                     own.setdefault(name, Tree())  # it was asked, and that is it
                     cut += [] if wish.nodes else [(own, name)]
             clock.lap("draft")
+        if not (out.asked or self.policy.cuts):  # nobody drafts
+            clock.lap("policy")
+            return out
         for own, name in cut:
             if not len(own[name]):
                 del own[name]
@@ -414,15 +423,16 @@ class Engine:
         step leaves for them is gone when the next one runs."""
         requests = [p.request for p in plan.ready]
         wishes = self.policy.ask(requests, out.proposals, load)
-        if any(out.proposals) or not self.drafting.taps:
+        if any(out.proposals) or not self.drafting.anyone_reads:
             return wishes
-        for part, own in zip(plan.ready, wishes, strict=True):
+        wishes = list(wishes)
+        for i, (part, own) in enumerate(zip(plan.ready, wishes, strict=True)):
             if not own and (names := self.drafting.readers(part.request)):
                 if self.policy.dismisses(part.request):
                     self.drafting.excuse(part.request)
                     part.request.space = NO_SPACE
                 elif follows and part.seat >= 0:
-                    own |= {name: Wish(0, 0) for name in names}
+                    wishes[i] = dict.fromkeys(names, Wish(0, 0))
         return wishes
 
     def _reserve(self, plan: Plan, wishes: list[Wishes], follows: bool) -> list[Wishes]:
@@ -482,8 +492,9 @@ class Engine:
     # ------------------------------------------------------------------ target forward
     def _taps(self, plan: Plan) -> tuple[int, ...]:
         """The layers whose hidden states somebody reads."""
-        taps = self.drafting.taps
-        return taps if taps and any(self.drafting.reads(p.request) for p in plan.parts) else ()
+        drafting = self.drafting
+        reads = drafting.anyone_reads and any(drafting.reads(p.request) for p in plan.parts)
+        return drafting.taps if reads else ()
 
     def _pack(self, plan: Plan, trees: list[Tree]) -> tuple[Batch, list[Place]]:
         """Prefill pieces and trees in one row of tokens; and where each part's logits will stand."""
@@ -600,19 +611,16 @@ class Engine:
             if self._wants_prompt(r):
                 self._prompt_logprobs(part, forward.logits[place.first : place.first + place.span])
             if forward.ran is not None:
-                self._parcels.append(self._emit_run(r, forward.ran))
+                self._emit_run(r, forward.ran)
                 grew.append(r)
             elif part.ready:
-                parcel = self._emit(r, draft, verdict, forward, place.root)
-                kept = self._accept(r, verdict, len(parcel.tokens))
+                count = self._emit(r, draft, verdict, forward, place.root)
+                kept = self._accept(r, verdict, count)
                 if not chosen and kept:  # a runner that chose has moved them
-                    moves.append(
-                        self.pool.moves(self.pool.tables[r.id].slots, len(r.tokens) - len(parcel.tokens), kept)
-                    )
+                    moves.append(self.pool.moves(self.pool.tables[r.id].slots, len(r.tokens) - count, kept))
                 if self.texts is not None and part.seat >= 0 and chosen:
                     self.texts.grew(r.id, len(r.tokens))
                 grew.append(r)
-                self._parcels.append(parcel)
             elif r.id not in went_on:
                 r.computed += part.piece
         if moves:
@@ -658,29 +666,38 @@ class Engine:
         request.computed = len(request.tokens) - num_new + len(kept) - (len(kept) == num_new)
         return kept
 
-    def _emit(self, request: Request, draft: Tree, verdict: Verdict, forward: Forward, root: int) -> Parcel:
-        """Append the verdict's tokens up to the first that ends the text."""
-        new = verdict.tokens(draft) if verdict.accepted else [verdict.bonus]
+    def _emit(self, request: Request, draft: Tree, verdict: Verdict, forward: Forward, root: int) -> int:
+        """Append the verdict's tokens up to the first that ends the text, and send them on their way. Returns how many."""
+        accepted, stats = verdict.accepted, request.stats
+        new = verdict.tokens(draft) if accepted else [verdict.bonus]
         first = not request.num_output
         kept = self._append(request, new)
-        new = new[:kept]
-        request.stats.tokens += kept
-        request.stats.record(draft.origins or (), verdict.accepted[:kept])
+        stats.tokens += kept
+        stats.record(draft.origins or (), accepted[:kept] if accepted else accepted)
         if first:
-            request.stats.time_to_first_token = time.perf_counter() - request.arrived
-            request.stats.first_tokens = kept
+            stats.time_to_first_token = time.perf_counter() - request.arrived
+            stats.first_tokens = kept
         if request.params.logprobs is not None:
-            at = [root, *(root + 1 + n for n in verdict.accepted)][:kept]
-            request.logprobs += sampling.logprobs(forward.logits[at], new, request.params.logprobs)
-        return Parcel(request, new, [i < len(verdict.accepted) for i in range(kept)], request.finish_reason)
+            at = [root, *(root + 1 + n for n in accepted)][:kept]
+            request.logprobs += sampling.logprobs(forward.logits[at], new[:kept], request.params.logprobs)
+        self._post(request, new[:kept], len(accepted))
+        return kept
 
-    def _emit_run(self, request: Request, ran: list[int]) -> Parcel:
+    def _emit_run(self, request: Request, ran: list[int]) -> None:
         """The same for tokens that the runner chose one after the other: as many steps of one token."""
         kept = self._append(request, ran)
         request.computed = len(request.tokens) - 1
         request.stats.tokens += kept
         request.stats.steps += kept
-        return Parcel(request, ran[:kept], [False] * kept, request.finish_reason)
+        self._post(request, ran[:kept], 0)
+
+    def _post(self, request: Request, new: list[int], accepted: int) -> None:
+        """To be delivered: each piece where somebody reads along, else the whole when it is there."""
+        if request.streams:
+            drafted = [i < accepted for i in range(len(new))]
+            self._parcels.append(Parcel(request, new, drafted, request.finish_reason))
+        elif request.finish_reason is not None:
+            self._parcels.append(Parcel(request, request.output, [], request.finish_reason))
 
     def _append(self, request: Request, new: list[int]) -> int:
         """Tokens join the text, up to the first that ends it. Returns how many did."""
@@ -741,8 +758,8 @@ class Engine:
         rows, prefill = 1 if ran else len(flight.batch.tokens), flight.plan.num_prefill_tokens
         target, around = laps["target"] / max(1, ran), period - laps["target"]
         self._pace = target + around if rows == 1 else self._pace
-        reach = 0.0 if ran else float(sum(s.num_new * s.context for s in flight.batch.segments))
-        produced = len(verdicts) + sum(len(v.accepted) for v in verdicts)
+        reach = 0.0 if ran else float(sum([(s.stop - s.start) * s.context for s in flight.batch.segments]))
+        produced = len(verdicts) + sum([len(v.accepted) for v in verdicts])
         times = StepTimes(
             laps["draft"], target, laps["verify"], laps["host"], rows, prefill, target + around, reach,
             tuple(flight.drafted.errands), produced, laps["policy"],

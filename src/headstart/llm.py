@@ -194,7 +194,7 @@ class LLM:
         self, prompt: Prompt, params: SamplingParams | None = None, *, speculative: Any = None
     ) -> Output:
         """One answer, without blocking the event loop. Cancelling the task cancels the request."""
-        job = self._job(prompt, params, speculative)
+        job = self._job(prompt, params, speculative, streams=False)
         async with aclosing(self._listen(job)) as chunks:
             async for _ in chunks:
                 pass
@@ -279,9 +279,9 @@ class LLM:
         many = [params] * len(prompts) if params is None or isinstance(params, SamplingParams) else list(params)
         if len(many) != len(prompts):
             raise BadInput(f"{len(prompts)} prompts but {len(many)} sampling parameters.")
-        return [self._job(prompt, p, speculative) for prompt, p in zip(prompts, many, strict=True)]
+        return [self._job(prompt, p, speculative, streams=False) for prompt, p in zip(prompts, many, strict=True)]
 
-    def _job(self, prompt: Prompt, params: SamplingParams | None, speculative: Any) -> _Job:
+    def _job(self, prompt: Prompt, params: SamplingParams | None, speculative: Any, streams: bool = True) -> _Job:
         """One prompt becomes n requests that differ in their seeds."""
         from headstart.noise import derive_seed
 
@@ -297,7 +297,9 @@ class LLM:
         first = replace(params, n=1)
         others = replace(first, prompt_logprobs=None)  # the first one tells the prompt's for all
         requests = [
-            Request(ids, p, s, eos_ids=self.model.eos_ids, bad_word_ids=bad, speculation=own, arrived=now)
+            Request(
+                ids, p, s, eos_ids=self.model.eos_ids, bad_word_ids=bad, speculation=own, arrived=now, streams=streams
+            )
             for s, p in zip(seeds, [first] + [others] * (params.n - 1), strict=True)
         ]
         return _Job(text, requests)

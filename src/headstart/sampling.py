@@ -111,16 +111,13 @@ def argmax(logits: torch.Tensor) -> list[int]:
 # ------------------------------------------------------------------ for runners that choose
 def can_ask(request: Request) -> bool:
     """Can a runner choose this request's next tokens: from its logits, temperature, noise, top-k, top-p and min-p alone?"""
-    p = request.params
-    if request.changes_logits or (p.min_tokens and request.num_output < p.min_tokens):
-        return False
-    return p.greedy or p.typical_p >= 1
+    least = request.params.min_tokens
+    return request.can_be_chosen and (not least or request.num_output >= least)
 
 
 def is_sure(request: Request) -> bool:
     """Will a runner that is asked always answer? Where unlikely tokens are left out, it may hand the question back."""
-    p = request.params
-    return can_ask(request) and (p.greedy or not (_truncates(Row(request)) or p.min_p > 0))
+    return request.keeps_all and can_ask(request)
 
 
 def ask(choice: Choice, lines: slice, request: Request) -> None:

@@ -36,21 +36,24 @@ class Planned:
 @dataclass
 class Plan:
     parts: list[Planned] = field(default_factory=list)
+    ready: list[Planned] = field(default_factory=list)  # of them
+    num_tokens: int = 0
 
-    @property
-    def ready(self) -> list[Planned]:
-        return [p for p in self.parts if p.ready]
+    def add(self, part: Planned) -> None:
+        self.parts.append(part)
+        self.num_tokens += part.piece
+        if part.ready:
+            self.ready.append(part)
 
     @property
     def num_prefill_tokens(self) -> int:
-        return sum(p.piece - p.ready for p in self.parts)
+        return self.num_tokens - len(self.ready)
 
     def load(self, num_running: int, num_waiting: int, max_batch_tokens: int) -> Load:
         """How busy this step is."""
-        ready = self.ready
-        count = max(1, len(ready))
-        context = sum(len(p.request.tokens) for p in ready) / count
-        room = (max_batch_tokens - sum(p.piece for p in self.parts)) // count
+        count = max(1, len(self.ready))
+        context = sum([len(p.request.tokens) for p in self.ready]) / count
+        room = (max_batch_tokens - self.num_tokens) // count
         return Load(num_running, num_waiting, self.num_prefill_tokens, context, room)
 
 
@@ -75,6 +78,13 @@ class Scheduler:
 
     def all_fit(self, more: Mapping[str, int]) -> bool:
         """Can every running request have all its tokens, one more, and these more in KV, so that nobody has to step aside?"""
+        pages = 1 + self.pool.pages_for(
+            1 + max(more.values(), default=0)
+        )  # at most, for whoever lacks but the last token
+        if len(self.running) * pages <= self.pool.num_available and all(
+            [len(r.tokens) - r.computed < 2 for r in self.running]
+        ):
+            return True
         missing = sum(self.pool.missing_pages(r.id, len(r.tokens) + 1 + more.get(r.id, 0)) for r in self.running)
         return missing <= self.pool.num_available
 
@@ -147,7 +157,7 @@ class Scheduler:
     def _take(self, request: Request, plan: Plan, piece: int) -> int:
         known = request.computed + piece - (request.tokens[request.computed + piece - 1] == PENDING)
         self.pool.seal(request.id, request.tokens, known, request.space)
-        plan.parts.append(Planned(request, piece, request.computed + piece == len(request.tokens)))
+        plan.add(Planned(request, piece, request.computed + piece == len(request.tokens)))
         return piece
 
     def _preempt(self, victim: Request) -> None:
@@ -160,7 +170,7 @@ class Scheduler:
 
     def reserve_drafts(self, plan: Plan, budgets: list[int]) -> None:
         """Find KV for the drafts; a draft never pushes anyone out, it shrinks. Rows of the forward are bounded too."""
-        room = self.max_batch_tokens - sum(p.piece for p in plan.parts)
+        room = self.max_batch_tokens - plan.num_tokens
         for part, wanted in zip(plan.ready, budgets, strict=True):
             r = part.request
             wanted = max(0, min(wanted, room))

@@ -335,7 +335,7 @@ class Replay:
         for request in self.running:
             piece = min(len(request.tokens) - request.computed, room)
             if piece:
-                plan.parts.append(Planned(request, piece, request.computed + piece == len(request.tokens)))
+                plan.add(Planned(request, piece, request.computed + piece == len(request.tokens)))
                 room -= piece
         return plan
 
@@ -392,7 +392,7 @@ class Replay:
 
     def _fit(self, plan: Plan, wanted: Sequence[int]) -> list[int]:
         """Rows of a forward are bounded."""
-        room, out = self.setting.max_batch_tokens - sum(p.piece for p in plan.parts), []
+        room, out = self.setting.max_batch_tokens - plan.num_tokens, []
         for n in wanted:
             out.append(max(0, min(n, room)))
             room -= out[-1]

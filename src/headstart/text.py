@@ -37,6 +37,10 @@ class TextStream:
             return False
         return self._append(grown[len(known) :], may_stop)
 
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Many at once, for whoever looks at the text only when it is finished, and has no stop strings."""
+        self._tokens += tokens
+
     def finish(self) -> None:
         """No more tokens come: unfinished characters become visible as they are."""
         if self.stopped_by is None:

@@ -58,6 +58,8 @@ class AheadPolicy:
         self._wishes: dict[Mode, Wishes] = {}
         self._common: Mode | None = None  # that newcomers take until it is decided for them: those that a head reads
         self._steps, self._due = 0, 0  # since the last decision, and when the next is due
+        self._asked: list[Request] = []  # the last that were asked about,
+        self._answers: list[Wishes] = []  # and what was wished for them
         self._company = 0  # at the last decision
         self._kind: tuple[int, dict[int, int]] | None = None  # of the last step: how many there were, and who drafted
         self._time, self._cost = 1.0, 0.0  # seconds saved up for decisions, and those of the last one
@@ -124,6 +126,8 @@ class AheadPolicy:
     def ask(self, requests: Sequence[Request], proposals: Sequence[Proposals], load: Load) -> list[Wishes]:
         if any(proposals) or not (self.periods.known or self.rehearses):
             return [{} for _ in requests]
+        if self._steps < self._due and requests == self._asked:
+            return self._answers
         guests = [self._guests.get(r.id) or self._guest(r) for r in requests]
         new = [r for r, g in zip(requests, guests, strict=True) if not g.decided]
         if new or self._steps >= self._due:
@@ -132,7 +136,8 @@ class AheadPolicy:
                 self._decide(requests, guests, load)
             else:
                 self._settle_in(new, load)
-        return [g.wishes or {} for g in guests]
+        self._asked, self._answers = list(requests), [g.wishes for g in guests]
+        return self._answers
 
     def _settle_in(self, new: Sequence[Request], load: Load) -> None:
         """Newcomers that a head reads draft as the others do, until it is decided for them."""
