@@ -70,8 +70,9 @@ class Drafts:
         self.engine, self.ahead = e, 0
         self.found: dict[tuple[int, ...], tuple[list[int], list[int]]] = {}
         drafter = next(iter(e.drafting.drafters.values()))
-        self.observe, self.forward = drafter.observe, e.runner.forward
+        self.observe, self.forward, self.again = drafter.observe, e.runner.forward, e.runner.again
         drafter.observe, e.runner.forward = self._observe, self._forward  # type: ignore[method-assign]
+        e.runner.again = self._again  # type: ignore[method-assign]
 
     def _observe(self, view: Any, trees: Any, verdicts: Any) -> None:
         for r, tree, verdict in zip(view.requests, trees, verdicts, strict=True):
@@ -81,8 +82,12 @@ class Drafts:
         self.observe(view, trees, verdicts)
 
     def _forward(self, batch: Any) -> Any:
-        self.ahead += any(s.room is not None for s in batch.segments)
+        self.ahead += any(s.moves for s in batch.segments)
         return self.forward(batch)
+
+    def _again(self, batch: Any) -> Any:
+        self.ahead += batch.mail is not None
+        return self.again(batch)
 
 
 @torch.inference_mode()

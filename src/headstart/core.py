@@ -478,7 +478,8 @@ class Segment:
     slots: np.ndarray  # (context + entries,)
     parents: np.ndarray | None = None  # (entries,)
     seat: int = -1  # where the device keeps the request's text, for runners that do
-    room: np.ndarray | None = None  # where the device finds the step's place: the slots, and those behind it may need
+    room: np.ndarray | None = None  # the slots, and those behind them that the device may need; None: no others
+    moves: bool = False  # the device finds out where the rows stand: the step before may have accepted some tokens
     sized: int = -1  # where the mail says how many draft tokens there are; -1: all
     grown: int = -1  # where the mail says the parents of the draft's nodes; -1: they are as `parents` says
 

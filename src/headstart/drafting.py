@@ -22,7 +22,6 @@ from headstart.policy import Errand, Wish, Wishes
 from headstart.progress import note
 from headstart.scheduler import Planned
 
-
 NO_TREE = Tree()
 
 
@@ -33,6 +32,7 @@ class Asked:
     name: str
     view: View
     members: list[int]
+    lines: Mapping[str, int] | None = None  # which segment of the forward behind which it was asked again is whose
 
 
 @dataclass(frozen=True)
@@ -87,8 +87,11 @@ class Drafted:
             for i, a, s, g in zip(members, draft.offsets.tolist(), sized, grown, strict=False):
                 where[i] = index[a : a + len(self.trees[i])], s, g
             start += len(draft.mail.device)
+        return where, self.all_mail()
+
+    def all_mail(self) -> torch.Tensor | None:
         tensors = [draft.mail.device for draft, _ in self.mail if draft.mail is not None]
-        return where, torch.cat(tensors) if len(tensors) > 1 else (tensors[0] if tensors else None)
+        return torch.cat(tensors) if len(tensors) > 1 else (tensors[0] if tensors else None)
 
     def open_mail(self) -> None:
         """The trees become what was drafted; waits until the device has told it."""
@@ -115,6 +118,7 @@ class Drafting:
         self._views: dict[str, RequestView] = {}
         self._without: set[tuple[str, str]] = set()  # requests whose drafter broke, or does not read along
         self._choices: dict[str, tuple[str, ...]] = {}  # of requests that are here,
+        self.changes = 0  # of them
         self._readers: dict[str, list[str]] = {}  # and those of them that read along, where there are any
 
     def _names(self) -> tuple[str, ...]:
@@ -188,6 +192,46 @@ class Drafting:
                     r.slots, r.room = held[:computed], held[computed:]
             self._ask(Asked(name, view, members), out)
 
+    def can_repeat(self, drafted: Drafted) -> bool:
+        """Can the device be asked for these drafts again? Not where one was wished for that could not be made yet."""
+        if not drafted.asked:
+            return not any(drafted.wishes)
+        if len(drafted.mail) < len(drafted.asked) or not all(self.drafters[a.name].repeats for a in drafted.asked):
+            return False
+        wished = [any(w.nodes for w in own.values()) for own in drafted.wishes]
+        return all(len(t) or not want for t, want in zip(drafted.trees, wished, strict=True))
+
+    def again(self, drafted: Drafted, left: Left | None) -> Drafted | None:
+        """The same questions, behind the next step; None where a drafter broke, or cannot draft as much as the last time."""
+        out = Drafted(len(drafted.trees))
+        out.wishes, out.asked, out.depth = drafted.wishes, drafted.asked, drafted.depth
+        for asked in drafted.asked:
+            try:
+                draft = self._ask_again(asked, left)
+            except Exception as error:
+                self._drop(asked.name, asked.view.requests, f"failed: {error!r}")
+                return None
+            for i, grown in zip(asked.members, draft.trees(), strict=True):
+                if len(grown) != len(drafted.trees[i]):
+                    return None
+                if len(grown):
+                    grown.origins = [asked.name] * len(grown)
+                    out.trees[i] = grown
+            out.mail.append((draft, asked.members))
+        return out
+
+    def _ask_again(self, asked: Asked, left: Left | None) -> Draft:
+        drafter, view = self.drafters[asked.name], asked.view
+        if left is None:
+            return drafter.again(view)
+        view.step = left.step
+        if asked.lines is left.lines:
+            return drafter.again(view)
+        asked.lines = left.lines  # the first time, texts may have other lines than in the step before
+        for r in view.requests:
+            r.line = left.lines.get(r.id, -1)
+        return drafter.propose(view)
+
     @property
     def anyone_reads(self) -> bool:
         """Does a drafter read what the target computes, of any request?"""
@@ -215,6 +259,7 @@ class Drafting:
 
     def _leave_to(self, request: str, names: tuple[str, ...]) -> None:
         """These drafters serve it from now on."""
+        self.changes += 1
         self._choices[request] = names
         self._readers.pop(request, None)
         if reading := [name for name in names if self.drafters[name].needs.hidden_layers]:

@@ -8,6 +8,9 @@ between. Where the next step needs nothing from this one but the chosen tokens, 
 and this one settled while the device works: until then a placeholder stands for each token. Behind drafts the host does not
 know how many tokens come either: it plans as if none were accepted, and the device moves the step on (`Texts`). Text is
 made last, also while the device works.
+
+Mostly a step is the one before it over again: the same requests, one token or one draft further. Where the device finds its way
+by itself, nothing is planned and packed anew then (`_repeat`).
 """
 
 from __future__ import annotations
@@ -35,6 +38,7 @@ from headstart.policy.choose import make_policy
 from headstart.scheduler import Plan, Planned, Scheduler
 
 NO_DRAFT, NO_VERDICT = Tree(), Verdict([], 0)
+REPEATS = 16  # steps for which KV is reserved at once, so that they may repeat the one before them
 RUN_ON = 4  # tokens that a runner may choose in one step for a request that is alone,
 RUN_ON_SECONDS = 0.04  # and how long that may take
 
@@ -81,6 +85,9 @@ class Flight:
     settled: bool = False
     read: bool = False  # drafters have read what it has of prompts: they need not wait for its end
     followed: bool = False  # the next step was launched before this one was settled
+    again: int = 0  # so many steps may repeat it,
+    stamp: tuple[int, int] = (0, 0)  # as long as nobody came or went since then
+    repeated: bool = False  # the next one does
 
     @functools.cached_property
     def drafted_for(self) -> dict[str, int]:
@@ -197,9 +204,7 @@ class Engine:
     def _step(self) -> list[tuple[Request, Chunk | Exception]]:
         before = self._flight
         try:
-            if before is not None and not self._can_follow(before):
-                self._settle(before)
-            self._flight = self._launch(None if before is None or before.settled else before)
+            self._flight = self._next(before)
             if before is not None and not before.settled:
                 self._settle(before)
             if self._flight is not None and self._flight.forward.landing is None:
@@ -207,6 +212,17 @@ class Engine:
         except Exception as error:
             raise StepFailed(self._abandon(before)) from error
         return self._deliver()
+
+    def _next(self, before: Flight | None) -> Flight | None:
+        """Launch a step: right behind the last one where that may be, else when it is settled."""
+        if before is None:
+            return self._launch(None)
+        if self._can_follow(before):
+            flight = self._repeat(before) if before.repeated else self._launch(before)
+            if flight is not None or not before.repeated:
+                return flight
+        self._settle(before)
+        return self._launch(None)
 
     def _launch(self, before: Flight | None) -> Flight | None:
         """Plan, draft, and send one forward on its way; behind `before`, on placeholders, where that is not settled."""
@@ -220,6 +236,7 @@ class Engine:
         clock.lap("host")
         drafted = self._draft(plan, before is not None, clock)
         stops = self._run_on(plan, drafted)
+        again = self._reserve_ahead(plan, drafted)
         batch, places = self._pack(plan, drafted.trees)
         batch.stops, batch.hidden_layers = stops, self._taps(plan)
         chosen = self._choice(plan, drafted, batch, places) if self.runner.chooses else [False] * len(plan.ready)
@@ -231,7 +248,8 @@ class Engine:
             before.followed = True
         forward = self.runner.forward(batch)
         clock.lap("target")
-        flight = Flight(plan, drafted, batch, places, forward, clock, chosen)
+        again = again if all(chosen) else 0
+        flight = Flight(plan, drafted, batch, places, forward, clock, chosen, again=again, stamp=self._stamp)
         self._lines = flight.lines
         flight.read = self._read_ahead(plan, batch)
         return flight
@@ -306,6 +324,9 @@ class Engine:
     # ------------------------------------------------------------------ one step behind another
     def _can_follow(self, flight: Flight) -> bool:
         """May the next step be launched before this one is settled? Not if it needs to know this one's tokens."""
+        flight.repeated = self._may_repeat(flight)
+        if flight.repeated:
+            return True
         if not all(flight.chosen) or not self.scheduler.all_fit(flight.drafted_for):
             return False
         if flight.batch.hidden_layers and not flight.read and any(p.has_prompt for p in flight.plan.parts):
@@ -324,6 +345,56 @@ class Engine:
         if not self.drafting.anyone_reads and not any(wishes):
             return True
         return all(self._may_go_on(r, own) for r, own in zip(ready, wishes, strict=True))
+
+    def _may_repeat(self, flight: Flight) -> bool:
+        """Is the next step this one over again? Nobody came or went, nobody's drafts change, and there is room."""
+        if not flight.again or flight.stamp != self._stamp or self.scheduler.may_admit or not self.policy.holds():
+            return False
+        return not any(self.scheduler.completes(p.request) for p in flight.plan.parts)
+
+    @property
+    def _stamp(self) -> tuple[int, int]:
+        return self.scheduler.changes, self.drafting.changes
+
+    def _repeat(self, before: Flight) -> Flight | None:
+        """Launch it; None where a drafter cannot."""
+        clock = Clock(self._wait)
+        self._expect(before)
+        clock.lap("host")
+        left = Left(self.runner.left, self._lines) if self.runner.left is not None else None
+        drafted = self.drafting.again(before.drafted, left)
+        clock.lap("draft")
+        if drafted is None:
+            return None
+        for part, depth in zip(before.plan.parts, before.drafted.depth, strict=True):
+            part.spare = depth
+        self._plan, before.followed = before.plan, True
+        batch = replace(before.batch, mail=drafted.all_mail()) if drafted.mail else before.batch
+        clock.lap("host")
+        forward = self.runner.again(batch)
+        clock.lap("target")
+        return replace(
+            before, drafted=drafted, batch=batch, forward=forward, clock=clock, expected=[], followed=False,
+            again=before.again - 1, repeated=False,
+        )  # fmt: skip
+
+    def _reserve_ahead(self, plan: Plan, drafted: Drafted) -> int:
+        """How many steps may repeat the one that is being launched: where each request has one row, and a draft if one was
+        wished for. KV for them is reserved, where there is plenty."""
+        if not self.runner.repeats or any(p.has_prompt for p in plan.parts) or not self.drafting.can_repeat(drafted):
+            return 0
+        if not all(self._is_known(p, depth) for p, depth in zip(plan.parts, drafted.depth, strict=True)):
+            return 0
+        most = 1 + max(drafted.depth)
+        longest = max(len(p.request.tokens) + p.spare for p in plan.parts)
+        steps = min(REPEATS, (self.max_len - longest) // most - 2)
+        pages = self.pool.pages_for((steps + 2) * most) + 1
+        if steps < 1 or 2 * pages * len(plan.parts) > self.pool.num_available:
+            return 0
+        for part, draft in zip(plan.parts, drafted.trees, strict=True):
+            r = part.request
+            self.pool.reserve(r.id, len(r.tokens) + part.spare + len(draft) + (steps + 1) * most)
+        return steps
 
     def _may_go_on(self, request: Request, wishes: Wishes) -> bool:
         """Can its next draft be made on the device? What a step left for a drafter to read is gone when the next one runs, so
@@ -516,9 +587,10 @@ class Engine:
                 parents = _parents(part.piece, draft)
                 deep = range(1, size + 1) if parents is None else tree.depths(draft.parents)
                 positions += [base + d - 1 for d in deep]
-            room = self.pool.slots(r.id, base + size + part.spare)
-            slots, beyond = (room[: base + size], room) if part.spare else (room, None)
-            segments.append(Segment(start, len(tokens), r.computed, slots, parents, part.seat, beyond))
+            room = self.pool.tables[r.id].slots
+            segments.append(
+                Segment(start, len(tokens), r.computed, room[: base + size], parents, part.seat, room, part.spare > 0)
+            )
             span = part.piece if self._wants_prompt(r) else int(part.ready)  # rows of known tokens that are asked
             places.append(Place(len(rows), span, len(rows) + span - 1))
             rows += range(start + part.piece - span, len(tokens))

@@ -67,6 +67,7 @@ class Scheduler:
         )
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
+        self.changes = 0  # of who runs
 
     # -------------------------------------------------------------- coming and going
     def add(self, request: Request) -> None:
@@ -80,16 +81,16 @@ class Scheduler:
         """Can every running request have all its tokens, one more, and these more in KV, so that nobody has to step aside?"""
         pages = 1 + self.pool.pages_for(
             1 + max(more.values(), default=0)
-        )  # at most, for whoever lacks but the last token
-        if len(self.running) * pages <= self.pool.num_available and all(
-            [len(r.tokens) - r.computed < 2 for r in self.running]
-        ):
+        )  # at most, where only the last token is not there
+        lacking = max([len(r.tokens) - r.computed for r in self.running], default=0)
+        if lacking < 2 and len(self.running) * pages <= self.pool.num_available:
             return True
         missing = sum(self.pool.missing_pages(r.id, len(r.tokens) + 1 + more.get(r.id, 0)) for r in self.running)
         return missing <= self.pool.num_available
 
     def finish(self, request: Request) -> None:
         """Take a request out, wherever it is, and free its KV at once."""
+        self.changes += 1
         if request in self.running:
             self.running.remove(request)
         elif request in self.waiting:
@@ -100,12 +101,18 @@ class Scheduler:
     def idle(self) -> bool:
         return not self.running and not self.waiting
 
+    @property
+    def may_admit(self) -> bool:
+        return bool(self.waiting) and len(self.running) < self.max_num_seqs
+
     # -------------------------------------------------------------- one step
     def plan(self) -> Plan:
         """Running requests first, oldest first; then as many waiting ones as fit."""
         plan, room = Plan(), self.max_batch_tokens
         for request in list(self.running):
-            if request.id in self.pool.tables and room > 0 and not self._complete(request):  # not set aside meanwhile
+            if (
+                request.id in self.pool.tables and room > 0 and not self.completes(request, 0)
+            ):  # not set aside meanwhile
                 room -= self._continue(request, plan, room)
         while self.waiting and room > 0 and len(self.running) < self.max_num_seqs:
             used = self._admit(self.waiting[0], plan, room)
@@ -140,6 +147,7 @@ class Scheduler:
             request.stats.cached_prompt_tokens = request.computed
         self.waiting.popleft()
         self.running.append(request)
+        self.changes += 1
         return self._take(request, plan, piece)
 
     def _attach(self, request: Request) -> None:
@@ -150,9 +158,10 @@ class Scheduler:
             last = len(request.tokens) - 1
             request.computed = self.pool.attach(request.id, request.tokens, request.computed, last, request.space)
 
-    def _complete(self, request: Request) -> bool:
-        """All its tokens are on their way: only the last one's name is missing."""
-        return request.num_output >= request.params.max_tokens or len(request.tokens) >= self.max_len
+    def completes(self, request: Request, more: int = 1) -> bool:
+        """With so many more tokens, are all on their way? Then only the last one's name is missing."""
+        length = len(request.tokens) + more
+        return length - len(request.prompt) >= request.params.max_tokens or length >= self.max_len
 
     def _take(self, request: Request, plan: Plan, piece: int) -> int:
         known = request.computed + piece - (request.tokens[request.computed + piece - 1] == PENDING)
@@ -162,6 +171,7 @@ class Scheduler:
 
     def _preempt(self, victim: Request) -> None:
         """Set a request aside: its KV goes, its tokens stay, it comes back first."""
+        self.changes += 1
         self.running.remove(victim)
         self.pool.close(victim.id)
         victim.computed = 0

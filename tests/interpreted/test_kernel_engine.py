@@ -373,7 +373,8 @@ def test_a_failed_forward_behind_another_leaves_nothing_behind() -> None:
         e.add(r)
     for _ in range(2):
         e.step()
-    forward, e.runner.forward = e.runner.forward, lambda batch: 1 / 0
+    forward, again = e.runner.forward, e.runner.again
+    e.runner.forward = e.runner.again = lambda batch: 1 / 0
     with pytest.raises(StepFailed) as caught:
         e.step()
     assert {r.id for r in caught.value.requests} == {r.id for r in rs}
@@ -382,7 +383,7 @@ def test_a_failed_forward_behind_another_leaves_nothing_behind() -> None:
         assert PENDING not in r.tokens
     e.check_integrity()
     assert e.idle and e.pool.num_used == 0
-    e.runner.forward = forward
+    e.runner.forward, e.runner.again = forward, again
     assert run(e, requests()[:2]) == wanted()[:2]
 
 

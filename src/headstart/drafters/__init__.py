@@ -58,6 +58,7 @@ class Drafter:
 
     needs = Needs()
     ahead = False  # whether it can draft from texts on the target's device, before the host knows their last tokens
+    repeats = False  # whether it can be asked there once more, with the same view, for texts that have gone on: `again`
     reads_ahead = False  # whether it can read prompts there, before the step that computes them is over
 
     def __init__(self, config: SpeculativeConfig, around: Surroundings) -> None:
@@ -66,6 +67,10 @@ class Drafter:
     def propose(self, view: View) -> Draft:
         """One tree for each request of the view, within its budget; an empty tree is a fine answer."""
         raise NotImplementedError
+
+    def again(self, view: View) -> Draft:
+        """The same question as the last one. What the device keeps has changed; nothing else of the view is to be looked at."""
+        return self.propose(view)
 
     def observe(self, view: View, trees: list[Tree], verdicts: list[Verdict]) -> None:
         """What became of the drafts of this view. The requests' tokens already include the verdict's."""

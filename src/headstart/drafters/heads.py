@@ -75,6 +75,18 @@ class Trail:
         return self.read + self.waiting
 
 
+@dataclass(frozen=True)
+class Question:
+    """What the device was asked: for which requests of the view, and how many nodes each of them all may have (-1: none was
+    asked for)."""
+
+    view: View
+    drafted: list[RequestView]
+    grower: Grower
+    numbers: torch.Tensor  # their lines and seats, on the device
+    sizes: tuple[int, ...]
+
+
 class HeadDrafter(GrowingDrafter):
     def __init__(self, config: SpeculativeConfig, around: Surroundings) -> None:
         super().__init__(config, around)
@@ -92,7 +104,8 @@ class HeadDrafter(GrowingDrafter):
         self.values: list[torch.Tensor] = []
         self.num_slots = 0  # of the target; the head's own lie behind
         self.growths = self._growths() if around.takes_mail else []
-        self.ahead = bool(self.growths)
+        self.ahead = self.repeats = bool(self.growths)
+        self._asked: Question | None = None  # the last one
         self.growers: list[Grower] = []  # of these shapes, the smallest first
         self._trails: dict[str, Trail] = {}
         self._states: dict[str, torch.Tensor] = {}  # of a proposal: the root's, then those of what is expanded
@@ -189,7 +202,7 @@ class HeadDrafter(GrowingDrafter):
         self._trails.pop(request.id, None)
 
     def close(self) -> None:
-        self.keys, self.values, self.growers = [], [], []
+        self.keys, self.values, self.growers, self._asked = [], [], [], None
 
     def describe(self) -> str:
         return f"{self.head.spec.kind} head, {self._drafts()}"
@@ -240,11 +253,24 @@ class HeadDrafter(GrowingDrafter):
         grower, count, padded = self._grower(drafted), len(drafted), double_up(len(drafted))
         many = drafted + drafted[-1:] * (padded - count)
         numbers = texts.on_device([*(r.line for r in many), *(r.seat for r in many)])
-        found = grower.grow(view.step, texts, numbers, count)
         for r in drafted:
             trail = self._trails[r.id]
             trail.read, trail.features, trail.state = trail.known, [], None
-        return self._send(view, drafted, found, texts.read(found), grower.growth)
+        ids = {r.id for r in drafted}
+        sizes = tuple(min(r.budget, grower.growth.nodes) if r.id in ids else -1 for r in view.requests)
+        self._asked = Question(view, drafted, grower, numbers, sizes)
+        return self._grow(self._asked)
+
+    @torch.inference_mode()
+    def again(self, view: View) -> Draft:
+        asked = self._asked
+        return self._grow(asked) if asked is not None and asked.view is view else self.propose(view)
+
+    def _grow(self, asked: Question) -> Draft:
+        view, grower = asked.view, asked.grower
+        assert view.step is not None and view.texts is not None
+        found = grower.grow(view.step, view.texts, asked.numbers, len(asked.drafted))
+        return self._send(asked.sizes, found, view.texts.read(found), grower.growth)
 
     def _can_grow(self, r: RequestView) -> bool:
         """Does the device know how far the head has read this text, and is there room for a whole draft?"""
@@ -259,17 +285,9 @@ class HeadDrafter(GrowingDrafter):
         waiting = len(self._trails[r.id].features)
         return waiting > 1 or (waiting == 1 and r.tokens[-1] == PENDING)
 
-    def _send(
-        self,
-        view: View,
-        drafted: list[RequestView],
-        found: torch.Tensor,
-        told: Callable[[], np.ndarray],
-        g: DeviceGrowth,
-    ) -> Draft:
+    @staticmethod
+    def _send(sizes: tuple[int, ...], found: torch.Tensor, told: Callable[[], np.ndarray], g: DeviceGrowth) -> Draft:
         """The host knows no more than how many nodes there may be: their tokens and parents are in the mail."""
-        ids = {r.id for r in drafted}
-        sizes = tuple(min(r.budget, g.nodes) if r.id in ids else -1 for r in view.requests)
         at, index = _places(sizes, g)
         branches = g.nodes > 1 and (g.width > 1 or g.top_k > 1)
         none, chain = [-1] * g.nodes, list(range(-1, g.nodes - 1))

@@ -51,7 +51,7 @@ def copy_from(tokens: Sequence[int], place: int, length: int) -> list[int]:
 
 
 class NgramDrafter(Drafter):
-    ahead = True
+    ahead = repeats = True
 
     def __init__(self, config: SpeculativeConfig, around: Surroundings) -> None:
         super().__init__(config, around)

@@ -27,6 +27,7 @@ class Runner:
     num_layers = 0  # of the model, where a forward may end behind some of them: `Batch.layers`; 0: it cannot
     runs_on = False  # whether one call can choose several tokens of one text, one after the other: `Batch.stops`
     reads_unwritten = True  # whether a forward may read slots that nothing was written to
+    repeats = False  # whether it can run its last batch once more, every row one token further: `again`
     prefers_chains = False  # whether a tree is worth its cost only where a user asks for it
 
     left: DeviceStep | None = None  # what the last forward left on the device, for runners that choose there
@@ -52,6 +53,11 @@ class Runner:
 
     def forward(self, batch: Batch) -> Forward:
         """One forward over packed rows. Logits for `batch.rows`, hidden states for `batch.hidden_layers`."""
+        raise NotImplementedError
+
+    def again(self, batch: Batch) -> Forward:
+        """The last batch once more, with what the mail says now: every text has gone on by the token that was chosen for it,
+        and by what it accepted."""
         raise NotImplementedError
 
     def move(self, source: np.ndarray, target: np.ndarray) -> None:

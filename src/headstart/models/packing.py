@@ -208,12 +208,29 @@ def fill(block: np.ndarray, shape: Shape, batch: Batch, page_size: int) -> int:
         _fill_trees(lambda name: sections.of(block, name), shape, segments)
     if any(s.seat >= 0 for s in segments):
         put("seat", [s.seat for s in segments])
-        put("moves", [int(s.room is not None) for s in segments])
+        put("moves", [int(s.moves) for s in segments])
         put("sized", [s.sized for s in segments])
         put("grown", [s.grown for s in segments])
     if batch.choice is not None:
         _fill_choice(lambda name: sections.of(block, name), batch, batch.choice)
     return sections.pages + end
+
+
+def step_on(block: np.ndarray, shape: Shape, batch: Batch, page_size: int) -> None:
+    """This batch behind itself: every row one token further. What has a draft moves, so that the device puts it where it
+    belongs; the others are one row each, and go on with what was chosen there."""
+    sections, rows, count = places(shape), len(batch.tokens), len(batch.segments)
+
+    def get(name: str) -> np.ndarray:
+        return sections.of(block, name)
+
+    start, table, drafted = get("start")[:count], get("table")[:count], get("nodes")[:count] > 0
+    for name, size in (("positions", rows), ("shared", rows), ("context", count)):
+        get(name)[:size] += 1
+    at = get("positions")[start]
+    get("slots")[start] = block[sections.pages :][table + at // page_size] * page_size + at % page_size
+    get("source")[start] = np.where(drafted, -1, start)
+    get("moves")[:count] = drafted
 
 
 def _room(segment: Segment) -> np.ndarray:

@@ -92,6 +92,10 @@ class Policy(Protocol):
         """Whom to ask next, for each request; no wishes at all: enough is known."""
         ...
 
+    def holds(self) -> bool:
+        """Would it ask for the same drafts as in the last step, for the same requests? Not where it wants to think anew."""
+        ...
+
     def choose(self, requests: Sequence[Request], proposals: Sequence[Proposals], load: Load) -> list[Tree]:
         """What is verified, for each request."""
         ...

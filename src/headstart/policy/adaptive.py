@@ -324,6 +324,9 @@ class AdaptivePolicy:
                 return name, members, PROBE_DEPTH
         return "", [], 0
 
+    def holds(self) -> bool:
+        return False
+
     def is_quiet(self, request: Request) -> bool:
         paces = [self._paces.get((request.id, name)) for name in self.choices(request)]
         least = max(self._asking.values(), default=0.0)

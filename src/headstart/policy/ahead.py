@@ -249,6 +249,9 @@ class AheadPolicy:
         modes = [m for m in modes if m.nodes <= load.room]
         return min(modes, key=lambda m: self.periods.extra(m, 1, 1), default=None)
 
+    def holds(self) -> bool:
+        return self._steps < self._due
+
     def is_quiet(self, request: Request) -> bool:
         return self._guest(request).mode is None
 

@@ -48,6 +48,9 @@ class FixedPolicy:
             return 0
         return nodes if own.max_tokens is None else min(nodes, own.max_tokens)
 
+    def holds(self) -> bool:
+        return True
+
     def choose(self, requests: Sequence[Request], proposals: Sequence[Proposals], load: Load) -> list[Tree]:
         return [next(iter(own.values()), Tree()) for own in proposals]
 

@@ -50,6 +50,9 @@ class Recording:
     def is_quiet(self, request: Request) -> bool:
         return self.policy.is_quiet(request)
 
+    def holds(self) -> bool:
+        return self.policy.holds()
+
     def plain_seconds(self, company: int, context: float = 0.0) -> float:
         return self.policy.plain_seconds(company, context)
 
