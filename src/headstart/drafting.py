@@ -245,9 +245,19 @@ class Drafting:
         """Those that do."""
         return self._readers.get(request.id, [])
 
+    def could_be_read(self, request: Request) -> bool:
+        return bool(self._heads_of(request.id))
+
+    def enlist(self, request: Request) -> None:
+        """Drafters that read along read this request."""
+        self._readers[request.id] = self._heads_of(request.id)
+
     def excuse(self, request: Request) -> None:
-        """This request goes without the drafters that read along."""
-        self._forbid([(request.id, n) for n in self.readers(request)])
+        """This request goes without them."""
+        self._forbid([(request.id, n) for n in self._heads_of(request.id)])
+
+    def _heads_of(self, request: str) -> list[str]:
+        return [name for name in self._choices.get(request, ()) if self.drafters[name].needs.hidden_layers]
 
     def are_ahead(self, names: Iterable[str]) -> bool:
         """Can all of these draft before the host knows the last tokens?"""
@@ -255,20 +265,15 @@ class Drafting:
 
     def add(self, request: Request) -> None:
         """A request comes; an unknown drafter is said now."""
-        self._leave_to(request.id, self._offer(request))
-
-    def _leave_to(self, request: str, names: tuple[str, ...]) -> None:
-        """These drafters serve it from now on."""
-        self.changes += 1
-        self._choices[request] = names
-        self._readers.pop(request, None)
-        if reading := [name for name in names if self.drafters[name].needs.hidden_layers]:
-            self._readers[request] = reading
+        self._choices[request.id] = self._offer(request)
 
     def _forbid(self, pairs: Iterable[tuple[str, str]]) -> None:
+        self.changes += 1
         for request, name in pairs:
             self._without.add((request, name))
-            self._leave_to(request, tuple(n for n in self._choices.get(request, ()) if n != name))
+            self._choices[request] = tuple(n for n in self._choices.get(request, ()) if n != name)
+            if reading := [n for n in self._readers.pop(request, []) if n != name]:
+                self._readers[request] = reading
 
     def can_draft_ahead(self, request: Request) -> bool:
         """Can a drafter of it draft where the target's device keeps the texts?"""

@@ -128,6 +128,7 @@ class Engine:
         runner.allocate(self.pool.num_slots, config.page_size, config.max_batch_tokens, config.max_num_seqs)
         self.max_len = min(max_len, self.pool.num_slots - 1)
         self.scheduler = Scheduler(self.pool, config.max_num_seqs, config.max_batch_tokens, self.max_len)
+        self.scheduler.welcome = self._welcome
         self.drafting = Drafting(speculative or SpeculativeConfig(), around or Surroundings(runner.vocab_size))
         self.policy: Policy = policy or make_policy(self.drafting.config, self.drafting.choices, runner.chooses)
         self.delivery = Delivery(decode)
@@ -150,14 +151,19 @@ class Engine:
         """Take a request on; says what is wrong with it before anything is allocated."""
         self._check(request)
         self.drafting.add(request)
-        if self.drafting.reads(request):
-            company = min(len(self.scheduler.running) + len(self.scheduler.waiting) + 1, self.config.max_num_seqs)
-            if not self.policy.enlist(request, Load(company, 0, 0, len(request.prompt))):
-                self.drafting.excuse(request)
-        request.space = self.drafting.space(request)
         request.arrived = request.arrived or time.perf_counter()
         self.delivery.add(request)
         self.scheduler.add(request)
+
+    def _welcome(self, request: Request) -> None:
+        """It is about to run, and now it is known in what company: shall heads read along?"""
+        if self.drafting.could_be_read(request):
+            company = min(len(self.scheduler.running) + len(self.scheduler.waiting), self.config.max_num_seqs)
+            if self.policy.enlist(request, Load(company, 0, 0, len(request.prompt))):
+                self.drafting.enlist(request)
+            else:
+                self.drafting.excuse(request)
+        request.space = self.drafting.space(request)
 
     def _check(self, request: Request) -> None:
         if not request.prompt:

@@ -8,7 +8,7 @@ hang behind it. So prefill, decoding and resuming after a preemption are one rul
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from headstart.core import PENDING, Request
@@ -68,10 +68,13 @@ class Scheduler:
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         self.changes = 0  # of who runs
+        self.welcome: Callable[[Request], None] = lambda request: None  # hears of each that is about to run, once
+        self._new: set[str] = set()  # those of whom it has not heard
 
     # -------------------------------------------------------------- coming and going
     def add(self, request: Request) -> None:
         self.waiting.append(request)
+        self._new.add(request.id)
 
     def fits(self, num_prompt: int) -> bool:
         """Could a prompt of this length ever run, with room for one more token?"""
@@ -91,6 +94,7 @@ class Scheduler:
     def finish(self, request: Request) -> None:
         """Take a request out, wherever it is, and free its KV at once."""
         self.changes += 1
+        self._new.discard(request.id)
         if request in self.running:
             self.running.remove(request)
         elif request in self.waiting:
@@ -135,6 +139,9 @@ class Scheduler:
 
     def _admit(self, request: Request, plan: Plan, room: int) -> int:
         """Start a waiting request if its known tokens fit with one page to spare, unless it is alone."""
+        if request.id in self._new:
+            self._new.remove(request.id)
+            self.welcome(request)
         self._attach(request)
         spare = 1 if self.running else 0
         missing = self.pool.missing_pages(request.id, len(request.tokens) + 1)

@@ -32,6 +32,7 @@ DECIDING = 0.005  # share of the time that decisions may take: with many request
 TOKENS = 128.0  # of an answer, until some have been seen
 TRIES = 6  # drafts of a request before it is dismissed
 LEAST = 0.04  # a mode should bring so much more than none: its chances are guesses
+NEARLY = 0.97  # of the best speed is enough to keep drafting for more requests: a head that has lost a text does not come back
 PROBES = 0.005  # share of the time that trying what does not seem to pay may take,
 SAVED = 3  # and for how many trials it is saved up
 PROBE_STEPS = 3  # that a trial takes
@@ -187,7 +188,7 @@ class AheadPolicy:
 
     def _choose_readers(self, guests: Sequence[Guest], members: Members, load: Load) -> dict[int, Mode]:
         """Those that a head reads draft with it or are dismissed."""
-        _, mode, drafted = self._best(guests, members, load)
+        _, mode, drafted = self._best(guests, members, load, NEARLY)
         self._common, chosen, kept = mode, {}, set(drafted)
         mode = mode or self._cheapest(members, load)
         for i, names in members.items():
@@ -223,8 +224,8 @@ class AheadPolicy:
 
         return sorted(members, key=known)[:count]
 
-    def _best(self, guests: Sequence[Guest], members: Members, load: Load) -> Choice:
-        """What makes most tokens per second. No mode: plain steps do."""
+    def _best(self, guests: Sequence[Guest], members: Members, load: Load, enough: float = 1.0) -> Choice:
+        """What makes most tokens per second, for as many as leave `enough` of it. No mode: plain steps do."""
         company = len(guests)
         plain = self.periods.of(None, company)
         found: Choice = ((1 + LEAST) * company / plain, None, [])
@@ -238,9 +239,10 @@ class AheadPolicy:
             tokens = company + worth[order].cumsum()
             counts = _counts(len(own))
             speed = [curious * tokens[n - 1] / (plain + self.periods.extra(mode, n, company)) for n in counts]
-            best = int(np.argmax(speed))
-            if speed[best] > found[0]:
-                found = speed[best], mode, [own[k] for k in order[: counts[best]]]
+            best = max(speed)
+            if best > found[0]:
+                last = max(k for k, s in enumerate(speed) if s >= max(enough * best, (1 + LEAST) * company / plain))
+                found = best, mode, [own[k] for k in order[: counts[last]]]
         return found
 
     def _cheapest(self, members: Members, load: Load) -> Mode | None:

@@ -18,6 +18,7 @@ FIRST = {  # tokens by depth that a draft brings, until some have been seen
     "draft_model": (0.65, 0.45, 0.32, 0.23, 0.16),
     "head": (0.62, 0.4, 0.26, 0.17, 0.11),
 }
+COOL = (1.0, 0.95, 0.85, 0.7, 0.3)  # how much less likely the next token is right, by heat, until some have been seen
 DEEPEST = 8  # tokens of a draft
 WIDER = 1.25  # times as many for a tree as for a chain of its depth, until both have been seen
 PRIOR, PRIOR_SEEN = 6.0, 100  # drafts that this counts for, and after how many it hardly does any more
@@ -183,10 +184,10 @@ class Outcomes:
         return known
 
     def _guess(self, name: str, wide: bool, heat: int) -> list[float]:
-        other = 1 / WIDER if not wide else WIDER
-        for key, times in (((name, not wide, heat), other), ((name, wide, 0), 1.0)):
+        other, cool = 1 / WIDER if not wide else WIDER, COOL[min(heat, len(COOL) - 1)]
+        for key, times, each in (((name, not wide, heat), other, 1.0), ((name, wide, 0), 1.0, cool)):
             near = self._survival.get(key)
             if near is not None and near.tries >= 1:
-                return [min(0.98, times * chance) for chance in near.by_depth(DEEPEST)]
-        times = (WIDER if wide else 1.0) * 0.8 ** min(heat, 2)
-        return [times * chance for chance in FIRST.get(name, FIRST["head"])]
+                return [min(0.98, times * each ** (k + 1) * chance) for k, chance in enumerate(near.by_depth(DEEPEST))]
+        times = WIDER if wide else 1.0
+        return [times * cool ** (k + 1) * chance for k, chance in enumerate(FIRST.get(name, FIRST["head"]))]
