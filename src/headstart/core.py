@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 NO_SPACE = -1  # of a request whose KV is shared with nobody
 PENDING = -1  # stands for a token that the device has chosen and the host does not know yet
+NOTHING = np.empty(0, np.int64)  # no slots
 _ids = itertools.count()
 
 
@@ -404,8 +405,8 @@ class RequestView:
     request: Request | None = None  # for the sampling rules that a drafter may share with the target
     seat: int = -1  # of its text on the target's device; `tokens` may be behind
     line: int = -1  # its segment of the target's last forward
-    slots: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))  # of what lies in the target's KV
-    room: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))  # behind: for its last token and its budget
+    slots: np.ndarray = field(default_factory=lambda: NOTHING)  # of what lies in the target's KV
+    room: np.ndarray = field(default_factory=lambda: NOTHING)  # behind: for its last token and its budget
 
 
 class DeviceTexts(Protocol):

@@ -25,12 +25,25 @@ import torch
 
 from headstart import sampling, tree, verify
 from headstart.config import EngineConfig, SpeculativeConfig
-from headstart.core import NO_SPACE, PENDING, Batch, Choice, Chunk, Forward, Reading, Request, Segment, Tree, Verdict
+from headstart.core import (
+    NO_SPACE,
+    NOTHING,
+    PENDING,
+    Batch,
+    Choice,
+    Chunk,
+    Forward,
+    Reading,
+    Request,
+    Segment,
+    Tree,
+    Verdict,
+)
 from headstart.delivery import Decode, Delivery, Parcel
 from headstart.drafters import Surroundings
 from headstart.drafting import Drafted, Drafting, Left
 from headstart.errors import BadInput
-from headstart.kv import NOTHING, KVPool
+from headstart.kv import KVPool
 from headstart.models.base import Runner
 from headstart.noise import Chance, derive_seed
 from headstart.policy import Load, Policy, StepTimes, Wish, Wishes

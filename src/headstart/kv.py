@@ -19,11 +19,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from headstart.core import NO_SPACE
+from headstart.core import NO_SPACE, NOTHING
 
 Text = list[tuple[int, int]]  # sealed pages in order, each with its serial
 ROOT = 0  # the serial before the first page; spaces, which do not share, count down from here
-NOTHING = np.empty(0, dtype=np.int64)
 
 
 @dataclass
