@@ -144,6 +144,8 @@ class HeadDrafter(GrowingDrafter):
             for r in readings:
                 self._trails[r.id] = Trail(r.start + len(r.rows))
             return
+        if self.reads_ahead and all(r.ends and not self._waits(r.id) for r in readings):
+            return self._write_down(readings, hidden)  # nobody goes on, but others may share it
         if not self.head.shapes:  # nothing is remembered: the last token is all that matters
             readings = [r.last() for r in readings]
         rows = torch.tensor([row for r in readings for row in r.rows], device=self.device)
@@ -159,6 +161,9 @@ class HeadDrafter(GrowingDrafter):
             return self._remember([(r.id, r.tokens, r.slots) for r in long], {r.id for r in long if r.ends})
         self._catch_up([(r.id, r.tokens, r.slots) for r in long])
 
+    def _waits(self, request: str) -> bool:
+        return request in self._trails and self._trails[request].waiting > 0
+
     @property
     def reads_ahead(self) -> bool:  # type: ignore[override]
         return bool(self.growers) and self.growers[0].remembers
@@ -168,13 +173,17 @@ class HeadDrafter(GrowingDrafter):
         """Entries of prompts alone: the state behind the last known token is found when a draft is asked for."""
         for r in readings:
             self._trails[r.id] = Trail(r.start + len(r.rows))
+        self._write_down(readings, step.hidden)
+
+    def _write_down(self, readings: Sequence[Reading], hidden: Mapping[int, torch.Tensor]) -> None:
+        """Make the entries of these rows where the target left them."""
         if not self.head.shapes or not any(r.rows for r in readings):
             return
         rows = [row for r in readings for row in r.rows]
         following = [t for r in readings for t in r.tokens[r.start + 1 : r.start + 1 + len(r.rows)]]
         positions = [p for r in readings for p in range(r.start, r.start + len(r.rows))]
-        slots = np.concatenate([r.slots[r.start :] for r in readings])
-        self.growers[0].remember(step, np.array([rows, following, positions, slots]))
+        slots = np.concatenate([r.slots[r.start : r.start + len(r.rows)] for r in readings])
+        self.growers[0].remember(hidden, np.array([rows, following, positions, slots]))
 
     @torch.inference_mode()
     def propose(self, view: View) -> Draft:

@@ -98,8 +98,9 @@ def stride_up(n: int) -> int:
 def draft_shapes(segments: int, nodes: int, width: int = 0) -> Iterator[Shape]:
     """The buckets of all steps in which some of up to so many requests have drafts of up to so many nodes."""
     for most in (1 << i for i in range((segments - 1).bit_length() + 1)):
-        for rows in sorted({stride_up(n) for n in range(most // 2 + 2, most * (1 + nodes) + 1)}):
-            yield Shape(rows, most, 1 + nodes, width).padded()
+        least = most // 2 + 1
+        sizes = {stride_up(n): n for n in range(least + 1, most * (1 + nodes) + 1)}
+        yield from {Shape(n, least, 1 + nodes, width).padded() for n in sizes.values()}
 
 
 def prompt_shapes(segments: int, rows: int, width: int = 0) -> Iterator[Shape]:

@@ -35,7 +35,10 @@ LEAST = 0.04  # a mode should bring so much more than none: its chances are gues
 NEARLY = 0.97  # of the best speed is enough to keep drafting for more requests: a head that has lost a text does not come back
 PROBES = 0.005  # share of the time that trying what does not seem to pay may take,
 SAVED = 3  # and for how many trials it is saved up
-PROBE_STEPS = 3  # that a trial takes
+PROBE_STEPS = 3  # that a trial takes,
+AROUND = 2  # and how many steps it costs to begin and to end it
+DOUBTS = 2  # decisions against a request, one after the other, before it is dismissed
+HOST_MOST = 4  # requests up to which a drafter on the host is thought about: it makes the device wait for each of them
 SOLE = ("ngram", "suffix", "draft_model")  # those that need no reading along
 ON_DEVICE = ("ngram", *HEADS)
 Members = dict[int, list[str]]  # the numbers of requests, and the drafters that may serve them
@@ -57,6 +60,7 @@ class AheadPolicy:
         self._numbers: dict[Mode, int] = {}  # of modes, in logs
         self._told: dict[int, int] = {}  # wishes, by identity, and the number of their mode
         self._wishes: dict[Mode, Wishes] = {}
+        self._trying: list[Guest] = []  # who drafts to find out whether it pays
         self._common: Mode | None = None  # that newcomers take until it is decided for them: those that a head reads
         self._steps, self._due = 0, 0  # since the last decision, and when the next is due
         self._asked: list[Request] = []  # the last that were asked about,
@@ -127,7 +131,7 @@ class AheadPolicy:
     def ask(self, requests: Sequence[Request], proposals: Sequence[Proposals], load: Load) -> list[Wishes]:
         if any(proposals) or not (self.periods.known or self.rehearses):
             return [{} for _ in requests]
-        if self._steps < self._due and requests == self._asked:
+        if self.holds() and requests == self._asked:
             return self._answers
         guests = [self._guests.get(r.id) or self._guest(r) for r in requests]
         new = [r for r, g in zip(requests, guests, strict=True) if not g.decided]
@@ -136,6 +140,8 @@ class AheadPolicy:
             if self._time >= self._cost or turned or self.rehearses:
                 self._decide(requests, guests, load)
             else:
+                if self._steps >= self._due:
+                    self._end_trial()
                 self._settle_in(new, load)
         self._asked, self._answers = list(requests), [g.wishes for g in guests]
         return self._answers
@@ -148,7 +154,13 @@ class AheadPolicy:
             guest.decided = True
             if mode is not None and guest.welcome and mode.drafter in self.choices(request) and nodes >= mode.nodes:
                 self._set(guest, mode)
-        self._due = min(self._due, self._steps + SOON)
+        if new:
+            self._due = min(self._due, self._steps + SOON)
+
+    def _end_trial(self) -> None:
+        for guest in self._trying:
+            self._set(guest, None)
+        self._trying = []
 
     def _set(self, guest: Guest, mode: Mode | None) -> None:
         guest.mode, guest.decided = mode, True
@@ -165,7 +177,7 @@ class AheadPolicy:
         """Who drafts in the next steps, and how."""
         began = self.clock()
         self.outcomes.digest(guests, list(self._numbers), self._steps)
-        self._steps, self._due, self._company = 0, EVERY, len(requests)
+        self._steps, self._due, self._company, self._trying = 0, EVERY, len(requests), []
         most = self.fixed.most(requests, load)
         able = {i: self.choices(requests[i]) for i, n in enumerate(most) if n and load.room > 0 and guests[i].welcome}
         if self.rehearses:
@@ -193,9 +205,10 @@ class AheadPolicy:
         mode = mode or self._cheapest(members, load)
         for i, names in members.items():
             new = guests[i].tries(names) < TRIES
-            if mode is not None and (i in kept or new):
+            guests[i].doubts = 0 if i in kept or new else guests[i].doubts + 1
+            if mode is not None and guests[i].doubts < DOUBTS:
                 chosen[i] = mode
-                self._due = SOON if new else self._due  # soon more is known
+                self._due = SOON if i not in kept else self._due  # soon more is known
             else:
                 guests[i].dismissed = True
         return chosen
@@ -204,7 +217,7 @@ class AheadPolicy:
         self, guests: Sequence[Guest], members: Members, load: Load, chosen: dict[int, Mode]
     ) -> dict[int, Mode]:
         """The others draft where that pays, or to find out whether it does."""
-        if chosen:  # one that drafts on the host would make those wait that draft on the device
+        if chosen or len(guests) > HOST_MOST:  # one that drafts on the host would make the others wait
             members = {i: own for i, names in members.items() if (own := [n for n in names if n in ON_DEVICE])}
         _, mode, drafted = self._best(guests, members, load)
         if mode is None and (mode := self._cheapest(members, load)) is not None:
@@ -214,7 +227,9 @@ class AheadPolicy:
     def _trial(self, guests: Sequence[Guest], mode: Mode, members: list[int]) -> list[int]:
         """Those that have waited longest for it, where the time has been saved up."""
         count = max(1, len(members) // 8)
-        if not members or not self._pays(PROBE_STEPS * self.periods.extra(mode, count, len(guests))):
+        company = len(guests)
+        cost = PROBE_STEPS * self.periods.extra(mode, count, company) + AROUND * self.periods.of(None, company)
+        if not members or not self._pays(cost):
             return []
         self._due = PROBE_STEPS
 
@@ -222,7 +237,9 @@ class AheadPolicy:
             own = guests[i].owns.get(mode.drafter)
             return own.expected[0] if own is not None else 0.0
 
-        return sorted(members, key=known)[:count]
+        chosen = sorted(members, key=known)[:count]
+        self._trying = [guests[i] for i in chosen]
+        return chosen
 
     def _best(self, guests: Sequence[Guest], members: Members, load: Load, enough: float = 1.0) -> Choice:
         """What makes most tokens per second, for as many as leave `enough` of it. No mode: plain steps do."""
@@ -252,7 +269,8 @@ class AheadPolicy:
         return min(modes, key=lambda m: self.periods.extra(m, 1, 1), default=None)
 
     def holds(self) -> bool:
-        return self._steps < self._due
+        due = self._steps >= self._due and (self._trying or self._time >= self._cost or self.rehearses)
+        return not due
 
     def is_quiet(self, request: Request) -> bool:
         return self._guest(request).mode is None

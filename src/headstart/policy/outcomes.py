@@ -116,6 +116,7 @@ class Guest:
     wishes: Wishes = field(default_factory=dict)  # as drafters are told
     decided: bool = False  # whether anybody has thought about it
     dismissed: bool = False
+    doubts: int = 0  # decisions against it, one after the other
 
     def tries(self, names: Sequence[str]) -> int:
         return max((self.owns[n].tries for n in names if n in self.owns), default=0)

@@ -6,7 +6,7 @@ The host waits for nothing: it says which requests, and the draft leaves as mail
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -147,8 +147,8 @@ class Grower:
         """Can it read on without drafting?"""
         return not self.head.shapes or (isinstance(self.fused, FusedEagle3) and len(self.fused.layers) == 1)
 
-    def remember(self, step: DeviceStep, numbers: np.ndarray) -> None:
-        """Make the entries of rows that the last step left. `numbers` (4, T): the rows, the tokens behind them, their
+    def remember(self, hidden: Mapping[int, torch.Tensor], numbers: np.ndarray) -> None:
+        """Make the entries of rows of which a step left this. `numbers` (4, T): the rows, the tokens behind them, their
         positions, their slots."""
         count = numbers.shape[1]
         padded = -(-count // MULTIPLE) * MULTIPLE
@@ -157,8 +157,7 @@ class Grower:
         block[:, :count], block[:3, count:], block[3, count:] = numbers, 0, -1
         rows, tokens, positions, slots = host[: 4 * padded].to(self.device, non_blocking=True).view(4, padded)
         self._out.mark()
-        taps = [step.hidden[layer] for layer in self.head.spec.taps]
-        features = kernels.gather(taps, rows)
+        features = kernels.gather([hidden[layer] for layer in self.head.spec.taps], rows)
         self.fused.remember(features, tokens, positions, slots, self.keys[0], self.values[0])
 
     def context(self, batch: Batch) -> PagedContext:
