@@ -3,6 +3,7 @@ out which way to draft is best, for whom, and that none is."""
 
 from __future__ import annotations
 
+import itertools
 import random
 from dataclasses import dataclass, field
 
@@ -159,6 +160,42 @@ def test_what_does_not_pay_is_tried_within_a_bound() -> None:
     before, vain = device.clock, device.vain
     device.run(["noise"], 1, 60)
     assert 0 < device.vain - vain < 2.5 * PROBES * (device.clock - before)
+
+
+def test_a_trial_ends_though_there_is_no_time_to_decide() -> None:
+    slow = policy()
+    ticks = itertools.count()
+    slow.clock = lambda: 5e-4 * next(ticks)  # each decision takes as long as half a step
+    device = Device(slow)
+    device.run(["noise"], 1, 8)
+    before, vain = device.clock, device.vain
+    device.run(["noise"], 1, 60)
+    assert 0 < device.vain - vain < 4 * PROBES * (device.clock - before)
+
+
+def test_nobody_is_read_where_that_disturbs_the_others_too_much() -> None:
+    p = policy()
+    Device(p)
+    assert p.enlist(Device._request("code", 0, 64), Load(64, 0, 0))
+    p.periods.put_reading("eagle3", 1, 1e-5)
+    p.periods.put_reading("eagle3", 64, 5e-3)
+    assert [p.enlist(Device._request("code", n, 64), Load(n, 0, 0)) for n in (1, 64)] == [True, False]
+
+
+def test_a_decision_holds_until_there_is_time_for_the_next() -> None:
+    p = policy()
+    device = Device(p)
+    request = Device._request("code", 0, 1 << 20)
+    device._step([request])
+    assert p.holds()
+    asked = p.ask([request], [{}], Load(1, 0, 0))
+    assert p.ask([request], [{}], Load(1, 0, 0)) is asked
+    p._time, p._cost = 0.0, 1e9
+    for _ in range(40):
+        device._step([request])
+    assert p.holds()
+    p._cost = 0.0
+    assert not p.holds()
 
 
 def test_a_head_lets_go_of_whom_it_does_not_serve_and_keeps_the_others() -> None:

@@ -19,7 +19,8 @@ from headstart.progress import bar
 COMPANIES = (1, 2, 4, 8, 16, 32, 64)
 PROMPT, PATTERN = 64, 8  # tokens of a made-up text, and after how many it repeats itself
 WARM, TIMED = 9, 15  # steps before and while times are taken
-ADMISSIONS = 8  # requests whose first token is waited for, to know what reading along takes
+CROWDS = (1, 8, 64)  # companies to which newcomers come, to know what reading along takes
+ADMISSIONS, SETTLED = 8, 2  # how many do, and the steps after their first token in which they still disturb
 MOST_TOKENS = 8  # that a step may bring
 WORDS = 4000  # tokens among which words are looked for
 
@@ -40,9 +41,12 @@ def rehearse(engine: Engine, policy: AheadPolicy) -> None:
                 for name, own in modes.items():
                     _play(engine, policy, words, company, name, [m for m in own if _fits(engine, m, company)])
                     done(1)
-            plain = _admission(engine, policy, words, None) if sizes else 0.0
-            for name in modes if sizes else ():
-                policy.periods.reading[name] = max(0.0, _admission(engine, policy, words, name) - plain)
+            reading = [n for n in modes if engine.drafting.drafters[n].needs.hidden_layers]
+            for company in (n for n in CROWDS if n in sizes and reading):
+                plain = _admission(engine, policy, words, company, None)
+                for name in reading:
+                    more = _admission(engine, policy, words, company, modes[name][0]) - plain
+                    policy.periods.put_reading(name, company, max(0.0, more))
     finally:
         policy.rehearses, policy.ordered = False, None
 
@@ -97,18 +101,29 @@ def _play(
         _leave(engine, requests)
 
 
-def _admission(engine: Engine, policy: AheadPolicy, words: Sequence[int], name: str | None) -> float:
-    """Seconds from a request's coming to its first token."""
-    policy.order(None)
-    found = []
-    for i in range(ADMISSIONS):
-        (request,) = _made_up(engine, words, 1, name, 1000 + ADMISSIONS * (name is not None) + i)
-        begin = time.perf_counter()
+def _admission(engine: Engine, policy: AheadPolicy, words: Sequence[int], company: int, mode: Mode | None) -> float:
+    """Seconds that it takes, besides the steps as such, until a newcomer is one of the company, all of whom draft this way."""
+    name, found = mode.drafter if mode is not None else None, []
+    policy.order(mode)
+    others = list(_made_up(engine, words, company - 1, name, 1000))
+    for request in others:
         engine.add(request)
-        while not request.num_output:
+    try:
+        while any(not r.num_output for r in others):
             engine.step()
-        found.append(time.perf_counter() - begin)
-        _leave(engine, [request])
+        for i in range(ADMISSIONS):
+            (request,) = _made_up(engine, words, 1, name, 2000 + ADMISSIONS * (name is not None) + i)
+            engine.add(request)
+            seconds = [_seconds(engine)]
+            while not request.num_output:
+                seconds.append(_seconds(engine))
+            seconds += [_seconds(engine) for _ in range(SETTLED)]
+            found.append(sum(seconds) - len(seconds) * policy.periods.of(mode, company))
+            engine.abort(request)
+            while not others and not engine.idle:
+                engine.step()
+    finally:
+        _leave(engine, others)
     return float(np.median(found[ADMISSIONS // 2 :]))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from typing import Any
 
 import numpy as np
@@ -45,12 +46,18 @@ class Flights:
     """Forwards whose places only the device knew; and after each step, device and host have the same text."""
 
     def __init__(self, e: Engine) -> None:
-        self.engine, self.step, self.forward, self.count = e, e.step, e.runner.forward, 0
-        e.step, e.runner.forward = self._step, self._forward  # type: ignore[method-assign]
+        self.engine, self.step, self.forward, self.again = e, e.step, e.runner.forward, e.runner.again
+        self.count = self.repeats = 0
+        e.step, e.runner.forward, e.runner.again = self._step, self._forward, self._again  # type: ignore[method-assign]
 
     def _forward(self, batch: Any) -> Any:
-        self.count += any(s.room is not None for s in batch.segments)
+        self.count += any(s.moves for s in batch.segments)
         return self.forward(batch)
+
+    def _again(self, batch: Any) -> Any:
+        self.count += batch.mail is not None
+        self.repeats += 1
+        return self.again(batch)
 
     def _step(self) -> Any:
         out, texts = self.step(), self.engine.texts
@@ -112,6 +119,30 @@ def test_steps_follow_drafts_and_the_text_is_the_same(arrivals: int) -> None:
     assert flights.count > 3
     assert sum(r.stats.accepted for r in rs) > 10
     assert all(r.stats.tokens == LONG and r.stats.drafted >= r.stats.accepted for r in rs)
+
+
+def test_most_steps_repeat_the_one_before_and_the_text_is_the_same() -> None:
+    for spec in ({"method": "none"}, NGRAM):
+        e = engine(small(), spec)
+        flights, rs = Flights(e), asked()
+        steps, step = [], e.step
+        e.step = lambda steps=steps, step=step: (steps.append(1), step())[1]
+        assert run(e, rs) == wanted()
+        assert flights.repeats > 0.4 * len(steps)
+
+
+def test_a_drafter_that_breaks_when_it_is_asked_again_leaves_the_text_as_it_is() -> None:
+    e = engine(small(), NGRAM)
+    flights, rs = Flights(e), asked()
+    drafter, count = e.drafting.drafters["ngram"], itertools.count()
+    lookup = drafter.again
+
+    def breaks(view: Any) -> Any:
+        return lookup(view) if next(count) < 2 else 1 / 0
+
+    drafter.again = breaks  # type: ignore[method-assign]
+    assert run(e, rs) == wanted()
+    assert next(count) > 2 and flights.repeats > 2
 
 
 def test_drafts_are_those_of_the_host() -> None:

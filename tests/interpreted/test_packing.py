@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import astuple
+from dataclasses import astuple, replace
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -54,6 +55,33 @@ def test_rows_and_segments_come_out_as_they_went_in(parts: list[Part], padded: b
             assert found == segment.slots.tolist()
     assert (layout.max_new, layout.trees, layout.page_size) == (shape.new, shape.width > 0, PAGE)
     assert layout.single == (parts is PLAIN)
+
+
+def test_a_batch_behind_itself_is_the_batch_one_token_further() -> None:
+    """All that has no draft; what has one is for the device to move."""
+    parts = [Part(3), Part(7, 4), Part(8), Part(0)]
+    further = [Part(p.context + 1, p.new) for p in parts]
+    (batch, _), nodes = make_batch(further), [0, 3, 0, 0]
+    longer = chosen(batch, nodes)
+    segments = [replace(s, slots=s.slots[:-1], room=s.slots, context=s.context - 1) for s in longer.segments]
+    earlier = replace(longer, positions=longer.positions - 1, segments=segments)
+    for s in longer.segments:
+        s.seat = 0
+    for s in earlier.segments:
+        s.seat = 0
+    shape = Shape.of(longer)
+    got, _ = pack(earlier, shape)
+    packing.step_on(got.numpy(), shape, earlier, PAGE)
+    longer.source = np.array([0, -1, -1, -1, -1, 5, 6])  # each goes on with what its own row chose, or with its text
+    longer.segments[1].moves = True
+    want, _ = pack(longer, shape)
+    places = packing.places(shape)
+    for name in places.places:
+        a, b = (places.on_device(x, name) for x in (got, want))
+        if name == "slots":  # of a draft, only the device can say
+            a, b = a[[0, 1, 5, 6]], b[[0, 1, 5, 6]]
+        assert torch.equal(a, b), name
+    assert torch.equal(got[places.pages :], want[places.pages :])
 
 
 @pytest.mark.parametrize("padded", [False, True])

@@ -108,7 +108,8 @@ class AheadPolicy:
         heads = self._known_modes([n for n in self.choices(request) if n not in SOLE]) if guest.welcome else []
         if not heads:
             return False
-        company, cost = max(1, load.num_running), self.periods.reading.get(heads[0].drafter, 0.0)
+        company = max(1, load.num_running)
+        cost = self.periods.reading(heads[0].drafter, company)
         plain = self.periods.of(None, company)
         gain = max((1 + self.outcomes.worth(guest, m)) * plain / self.periods.of(m, company) for m in heads)
         tokens = min(self._tokens, request.params.max_tokens)

@@ -44,7 +44,7 @@ class Periods:
         self._table: dict[Key, list[float]] = {}  # for 0, 1, ... requests: it is asked in every step
         self._own: dict[Key, float] = {}
         self._scale = 1.0
-        self.reading: dict[str, float] = {}  # by drafter: seconds that a prompt takes longer where it reads along
+        self._reading: dict[str, dict[int, float]] = {}  # by drafter and company
 
     @property
     def known(self) -> bool:
@@ -67,6 +67,14 @@ class Periods:
         more = company - len(table) + 1
         seconds = table[company] if more <= 0 else table[-1] + more * max(0.0, table[-1] - table[-2])
         return self._scale * self._own[mode] * seconds
+
+    def put_reading(self, drafter: str, company: int, seconds: float) -> None:
+        """So much longer did it take until a newcomer was one of this company, where this drafter reads along with them."""
+        self._reading.setdefault(drafter, {})[company] = seconds
+
+    def reading(self, drafter: str, company: int) -> float:
+        own = self._reading.get(drafter, {0: 0.0})
+        return float(np.interp(company, sorted(own), [own[n] for n in sorted(own)]))
 
     def extra(self, mode: Mode, count: int, company: int) -> float:
         """Seconds that a step takes longer where so many of the company draft: no less than for these alone, and no less than
