@@ -356,7 +356,7 @@ class Engine:
         alive = [(p, depth) for p, depth in both if p.request.finish_reason is None]
         if not all(self._is_known(p, depth) for p, depth in alive):
             return False
-        if not self.drafting.drafters:
+        if self._nobody_drafts:
             return True
         ready = [p.request for p, _ in alive]
         load = Load(len(self.scheduler.running), len(self.scheduler.waiting), 0)
@@ -415,6 +415,11 @@ class Engine:
             self.pool.reserve(r.id, len(r.tokens) + part.spare + len(draft) + (steps + 1) * most)
         return steps
 
+    @property
+    def _nobody_drafts(self) -> bool:
+        """Then nobody has to be asked, either."""
+        return not self.drafting.drafters or (self.policy.quiet and not self.drafting.anyone_reads)
+
     def _may_go_on(self, request: Request, wishes: Wishes) -> bool:
         """Can its next draft be made on the device? What a step left for a drafter to read is gone when the next one runs, so
         that drafter has to be asked there, or be done with this text."""
@@ -442,9 +447,9 @@ class Engine:
     def _seat(self, plan: Plan, before: Flight | None) -> None:
         """Give texts a place on the device where drafts are made there; what is on its way has one, or goes without. So does a
         text for which nobody drafts: it gets one when somebody is to."""
-        if self.texts is None:
-            return
         more = before.drafted_for if before is not None else {}
+        if self.texts is None or (self._nobody_drafts and not more):
+            return
         seats = {p.request.id: p.seat for p in before.plan.ready} if before is not None else {}
         for part in plan.ready:
             r = part.request
@@ -472,7 +477,7 @@ class Engine:
         """Ask drafters as long as the policy wishes, then let it choose. What only the device knows is taken whole."""
         ready = plan.ready
         out = Drafted(len(ready))
-        if not self.drafting.drafters:
+        if self._nobody_drafts:
             return out
         requests, load = [p.request for p in ready], self._load(plan)
         left = Left(self.runner.left, self._lines) if self.runner.left is not None else None

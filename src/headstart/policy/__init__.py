@@ -92,6 +92,11 @@ class Policy(Protocol):
         """Whom to ask next, for each request; no wishes at all: enough is known."""
         ...
 
+    @property
+    def quiet(self) -> bool:
+        """Does it draft for nobody, and not want to think about it now?"""
+        ...
+
     def holds(self) -> bool:
         """Would it ask for the same drafts as in the last step, for the same requests? Not where it wants to think anew."""
         ...

@@ -94,7 +94,7 @@ class Found:
 
 
 class AdaptivePolicy:
-    cuts = True
+    cuts, quiet = True, False
 
     def __init__(self, config: SpeculativeConfig, choices: Choices) -> None:
         self.fixed, self.choices = FixedPolicy(config, choices), choices

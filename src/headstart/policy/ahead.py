@@ -64,7 +64,8 @@ class AheadPolicy:
         self._common: Mode | None = None  # that newcomers take until it is decided for them: those that a head reads
         self._steps, self._due = 0, 0  # since the last decision, and when the next is due
         self._asked: list[Request] = []  # the last that were asked about,
-        self._answers: list[Wishes] = []  # and what was wished for them
+        self._answers: list[Wishes] = []  # and what was wished for them,
+        self._drafts = False  # if anything was
         self._company = 0  # at the last decision
         self._kind: tuple[int, dict[int, int]] | None = None  # of the last step: how many there were, and who drafted
         self._time, self._cost = 1.0, 0.0  # seconds saved up for decisions, and those of the last one
@@ -145,6 +146,7 @@ class AheadPolicy:
                     self._end_trial()
                 self._settle_in(new, load)
         self._asked, self._answers = list(requests), [g.wishes for g in guests]
+        self._drafts = any(self._answers)
         return self._answers
 
     def _settle_in(self, new: Sequence[Request], load: Load) -> None:
@@ -269,6 +271,10 @@ class AheadPolicy:
         modes = [m for m in modes if m.nodes <= load.room]
         return min(modes, key=lambda m: self.periods.extra(m, 1, 1), default=None)
 
+    @property
+    def quiet(self) -> bool:
+        return not self._drafts and self.holds()
+
     def holds(self) -> bool:
         due = self._steps >= self._due and (self._trying or self._time >= self._cost or self.rehearses)
         return not due
@@ -305,6 +311,8 @@ class AheadPolicy:
     def _note(self, times: StepTimes, requests: Sequence[Request], verdicts: Sequence[Verdict]) -> dict[int, int]:
         """Write down what drafts brought. Returns for how many there were some, by the number of their mode."""
         counts: dict[int, int] = {}
+        if not any(times.asked):
+            return counts
         for request, verdict, asked, size in zip(requests, verdicts, times.asked, times.drafted, strict=True):
             number = self._told.get(id(asked)) if asked else None
             if number is None or not (size or next(iter(asked)) in SOLE):  # a head that gives none could not be asked

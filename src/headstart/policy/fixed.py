@@ -13,7 +13,7 @@ from headstart.policy.explain import Explanation
 class FixedPolicy:
     """Every request gets the configured number of nodes; a schedule (from, to, γ) caps it by batch size."""
 
-    cuts = False
+    cuts = quiet = False
 
     def __init__(self, config: SpeculativeConfig, choices: Choices) -> None:
         self.config, self.choices = config, choices

@@ -50,6 +50,10 @@ class Recording:
     def is_quiet(self, request: Request) -> bool:
         return self.policy.is_quiet(request)
 
+    @property
+    def quiet(self) -> bool:
+        return self.policy.quiet
+
     def holds(self) -> bool:
         return self.policy.holds()
 
