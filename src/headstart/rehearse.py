@@ -19,7 +19,7 @@ from headstart.progress import bar
 COMPANIES = (1, 2, 4, 8, 16, 32, 64)
 PROMPT, PATTERN = 64, 8  # tokens of a made-up text, and after how many it repeats itself
 WARM, TIMED = 9, 15  # steps before and while times are taken
-CROWDS = (1, 8, 64)  # companies to which newcomers come, to know what reading along takes
+CROWDS = (1, 8, 32, 64)  # companies to which newcomers come, to know what reading along takes
 ADMISSIONS, SETTLED = 8, 2  # how many do, and the steps after their first token in which they still disturb
 MOST_TOKENS = 8  # that a step may bring
 WORDS = 4000  # tokens among which words are looked for

@@ -32,6 +32,7 @@ DECIDING = 0.005  # share of the time that decisions may take: with many request
 TOKENS = 128.0  # of an answer, until some have been seen
 TRIES = 6  # drafts of a request before it is dismissed
 LEAST = 0.04  # a mode should bring so much more than none: its chances are guesses
+BEGIN = 0.1  # and so much more again where hardly any of the others draft: what drafts cost is hardly less for a few
 NEARLY = 0.97  # of the best speed is enough to keep drafting for more requests: a head that has lost a text does not come back
 PROBES = 0.005  # share of the time that trying what does not seem to pay may take,
 SAVED = 3  # and for how many trials it is saved up
@@ -114,9 +115,16 @@ class AheadPolicy:
         plain = self.periods.of(None, company)
         gain = max((1 + self.outcomes.worth(guest, m)) * plain / self.periods.of(m, company) for m in heads)
         tokens = min(self._tokens, request.params.max_tokens)
-        if gain > 1 + LEAST and tokens * plain / company * (1 - 1 / gain) > cost:
+        if gain > 1 + LEAST + BEGIN * self._loneliness(company) and tokens * plain / company * (1 - 1 / gain) > cost:
             return True
-        return self._pays(cost + (TRIES + 1) * min(self.periods.extra(m, 1, company) for m in heads))
+        tries = (TRIES + SOON) * min(self.periods.extra(m, 1, company) for m in heads)
+        guest.tried = self._pays(cost + tries + 2 * self._cost)
+        return guest.tried
+
+    def _loneliness(self, company: int) -> float:
+        """The share of the others for whom no head drafts."""
+        drafting = sum(g.mode is not None and g.mode.drafter not in SOLE for g in self._guests.values())
+        return max(0.0, 1 - drafting / (company - 1)) if company > 1 else 0.0
 
     def _pays(self, cost: float) -> bool:
         """Is there so much in the purse? Then it is spent."""
@@ -139,31 +147,28 @@ class AheadPolicy:
         new = [r for r, g in zip(requests, guests, strict=True) if not g.decided]
         if new or self._steps >= self._due:
             turned = len(requests) > 2 * self._company or 2 * len(requests) < self._company
-            if self._time >= self._cost or turned or self.rehearses:
+            if self._time >= self._cost or turned or self.rehearses or (self._trying and self._steps >= self._due):
                 self._decide(requests, guests, load)
             else:
-                if self._steps >= self._due:
-                    self._end_trial()
                 self._settle_in(new, load)
         self._asked, self._answers = list(requests), [g.wishes for g in guests]
         self._drafts = any(self._answers)
         return self._answers
 
     def _settle_in(self, new: Sequence[Request], load: Load) -> None:
-        """Newcomers that a head reads draft as the others do, until it is decided for them."""
-        mode = self._common
+        """Newcomers that a head reads draft as the others do, until it is decided for them; or as little as possible, to find
+        out whether it pays."""
         for request, nodes in zip(new, self.fixed.most(new, load), strict=True):
             guest = self._guest(request)
             guest.decided = True
+            mode = self._common
+            if mode is None and guest.tried:
+                mode = self._cheapest({0: [n for n in self.choices(request) if n not in SOLE]}, load)
+                self._trying.append(guest)
             if mode is not None and guest.welcome and mode.drafter in self.choices(request) and nodes >= mode.nodes:
                 self._set(guest, mode)
         if new:
-            self._due = min(self._due, self._steps + SOON)
-
-    def _end_trial(self) -> None:
-        for guest in self._trying:
-            self._set(guest, None)
-        self._trying = []
+            self._due = min(self._due, self._steps + (TRIES if self._trying else SOON))
 
     def _set(self, guest: Guest, mode: Mode | None) -> None:
         guest.mode, guest.decided = mode, True
@@ -231,8 +236,8 @@ class AheadPolicy:
         """Those that have waited longest for it, where the time has been saved up."""
         count = max(1, len(members) // 8)
         company = len(guests)
-        cost = PROBE_STEPS * self.periods.extra(mode, count, company) + AROUND * self.periods.of(None, company)
-        if not members or not self._pays(cost):
+        around = AROUND * self.periods.of(None, company) + self._cost
+        if not members or not self._pays(PROBE_STEPS * self.periods.extra(mode, count, company) + around):
             return []
         self._due = PROBE_STEPS
 

@@ -20,7 +20,8 @@ FIRST = {  # tokens by depth that a draft brings, until some have been seen
 }
 COOL = (1.0, 0.95, 0.85, 0.7, 0.3)  # how much less likely the next token is right, by heat, until some have been seen
 DEEPEST = 8  # tokens of a draft
-WIDER = 1.25  # times as many for a tree as for a chain of its depth, until both have been seen
+WIDER = 1.25  # times as many for a tree as for a chain of its depth, until both have been seen,
+AT_LEAST, SOME = 1.1, 8  # and at least so many times, where so many drafts of chains were seen
 PRIOR, PRIOR_SEEN = 6.0, 100  # drafts that this counts for, and after how many it hardly does any more
 FADES, OWN_FADES = (
     0.02,
@@ -81,27 +82,37 @@ class Own:
 
 @dataclass
 class Survival:
-    """How often drafts were right to depth 1, 2, ...: sums that fade with every step."""
+    """How often drafts that were right so far were right at depth 1, 2, ...: sums that fade with every step. Only drafts that
+    went so deep tell about a depth."""
 
-    before: Sequence[float]
-    tries: float = 0.0
+    before: Sequence[float]  # how often they are right to each depth, as was thought
     seen: int = 0  # drafts, of which not all speak for others
     age: int = 0  # steps since the last of them
-    reached: list[float] = field(default_factory=lambda: [0.0] * DEEPEST)
+    tried: list[float] = field(default_factory=lambda: [0.0] * DEEPEST)
+    right: list[float] = field(default_factory=lambda: [0.0] * DEEPEST)
+
+    @property
+    def tries(self) -> float:
+        return self.tried[0]
 
     def fade(self, steps: int) -> None:
         left = (1 - FADES) ** steps
-        self.tries *= left
-        self.reached = [left * r for r in self.reached]
+        self.tried, self.right = [left * x for x in self.tried], [left * x for x in self.right]
 
-    def add(self, accepted: Sequence[int]) -> None:
-        self.tries += len(accepted)
-        self.reached = [r + sum(n > k for n in accepted) for k, r in enumerate(self.reached)]
+    def add(self, depth: int, accepted: Sequence[int]) -> None:
+        """So many tokens of each draft of this depth were right."""
+        for k in range(min(depth, DEEPEST)):
+            self.tried[k] += sum(n >= k for n in accepted)
+            self.right[k] += sum(n > k for n in accepted)
 
     def by_depth(self, depth: int) -> list[float]:
         prior = PRIOR * max(0.2, 1 - self.seen / PRIOR_SEEN)
-        whole = self.tries + prior
-        return [(r + prior * b) / whole for r, b in zip(self.reached, self.before[:depth], strict=False)]
+        out, so_far, above = [], 1.0, 1.0
+        for tried, right, thought in zip(self.tried, self.right, self.before[:depth], strict=False):
+            so_far *= (right + prior * thought / above) / (tried + prior)
+            out.append(so_far)
+            above = max(thought, 1e-9)
+        return out
 
 
 @dataclass
@@ -116,6 +127,7 @@ class Guest:
     wishes: Wishes = field(default_factory=dict)  # as drafters are told
     decided: bool = False  # whether anybody has thought about it
     dismissed: bool = False
+    tried: bool = False  # a head reads it only to find out whether that pays
     doubts: int = 0  # decisions against it, one after the other
 
     def tries(self, names: Sequence[str]) -> int:
@@ -149,13 +161,18 @@ class Outcomes:
         own = guest.owns.setdefault(mode.drafter, Own())
         own.add(self.general(mode, guest.heat), accepted)
         known.seen, known.age = known.seen + len(accepted), 0
-        known.add(own.for_all(mode.nodes > mode.depth, accepted))
+        known.add(mode.depth, own.for_all(mode.nodes > mode.depth, accepted))
 
     def general(self, mode: Mode, heat: int) -> list[float]:
         """The chance that such a draft is right to depth 1, 2, ..."""
         found = self._general.get((mode, heat))
         if found is None:
-            found = self._general[mode, heat] = self._of(mode, heat).by_depth(mode.depth)
+            found = self._of(mode, heat).by_depth(mode.depth)
+            chain = self._survival.get((mode.drafter, False, heat))
+            if mode.nodes > mode.depth and chain is not None and chain.tries >= SOME:  # a tree has the chain in it
+                least = [AT_LEAST * chance for chance in chain.by_depth(mode.depth)]
+                found = [max(own, min(0.98, other)) for own, other in zip(found, least, strict=True)]
+            self._general[mode, heat] = found
         return found
 
     def brings(self, mode: Mode, heat: int) -> float:
