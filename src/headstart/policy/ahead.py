@@ -12,7 +12,7 @@ A drafter that reads along has to be asked in every step: it loses a text for wh
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -61,6 +61,7 @@ class AheadPolicy:
         self._numbers: dict[Mode, int] = {}  # of modes, in logs
         self._told: dict[int, int] = {}  # wishes, by identity, and the number of their mode
         self._wishes: dict[Mode, Wishes] = {}
+        self._modes: dict[tuple[str, ...], list[Mode]] = {}  # of these drafters
         self._trying: list[Guest] = []  # who drafts to find out whether it pays
         self._common: Mode | None = None  # that newcomers take until it is decided for them: those that a head reads
         self._steps, self._due = 0, 0  # since the last decision, and when the next is due
@@ -90,8 +91,11 @@ class AheadPolicy:
         """Of these drafters."""
         return modes_of(names, self.config.num_speculative_tokens, self.config.nodes)
 
-    def _known_modes(self, names: Sequence[str]) -> list[Mode]:
-        return [m for m in self.modes(names) if self.periods.knows(m)]
+    def _known_modes(self, names: Iterable[str]) -> list[Mode]:
+        key = tuple(names)
+        if key not in self._modes:
+            self._modes[key] = self.modes(key)
+        return [m for m in self._modes[key] if self.periods.knows(m)]
 
     def _guest(self, request: Request) -> Guest:
         """No drafts for whom the host chooses tokens: that takes longer than drafts save."""
@@ -113,7 +117,8 @@ class AheadPolicy:
         company = max(1, load.num_running)
         cost = self.periods.reading(heads[0].drafter, company)
         plain = self.periods.of(None, company)
-        gain = max((1 + self.outcomes.worth(guest, m)) * plain / self.periods.of(m, company) for m in heads)
+        hope = self.outcomes.hope(heads[0], guest.heat)
+        gain = max((1 + hope * self.outcomes.worth(guest, m)) * plain / self.periods.of(m, company) for m in heads)
         tokens = min(self._tokens, request.params.max_tokens)
         if gain > 1 + LEAST + BEGIN * self._loneliness(company) and tokens * plain / company * (1 - 1 / gain) > cost:
             return True
@@ -302,7 +307,7 @@ class AheadPolicy:
         self._kind = None if times.num_prefill_tokens else (company, counts)
         if times.num_prefill_tokens or not requests:
             return
-        reads_on = any(own and id(own) not in self._told for own in times.asked)
+        reads_on = any(times.asked) and any(own and id(own) not in self._told for own in times.asked)
         if self._kind == before and not reads_on:  # from one step to another of its kind: nobody came, nothing changed
             number = max(counts, key=lambda n: counts[n], default=None)
             mode = None if number is None else list(self._numbers)[number]

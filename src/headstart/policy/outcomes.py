@@ -36,6 +36,13 @@ HOPES, HOPE = 16, 1.25  # drafts until which a request is given the benefit of t
 COUNTED = 8  # drafts of a request that speak for all
 NEW, NEW_TRIES = 1.15, 20  # how much better a shape is taken to be of which so few drafts were seen,
 OLD, OLD_STEPS = 1.05, 300  # and one of which none was seen for so many steps
+FRESH, STALE, BETTER = (
+    100,
+    300,
+    0.3,
+)  # steps after which nothing is known for sure any more, or at all, and how much better
+# drafts may then be for those who come
+YOUNGER = 3  # steps that each draft makes it younger again
 CODE = 16  # a note in a log is the number of a mode, times this, and the tokens that were accepted
 
 
@@ -160,7 +167,7 @@ class Outcomes:
             faded.add(id(known))
         own = guest.owns.setdefault(mode.drafter, Own())
         own.add(self.general(mode, guest.heat), accepted)
-        known.seen, known.age = known.seen + len(accepted), 0
+        known.seen, known.age = known.seen + len(accepted), max(0, known.age - YOUNGER * len(accepted))
         known.add(mode.depth, own.for_all(mode.nodes > mode.depth, accepted))
 
     def general(self, mode: Mode, heat: int) -> list[float]:
@@ -190,6 +197,11 @@ class Outcomes:
         if known is None or known.seen < NEW_TRIES:
             return NEW
         return OLD if known.age > OLD_STEPS else 1.0
+
+    def hope(self, mode: Mode, heat: int) -> float:
+        """Texts change: the longer no draft was seen, the better they may have become."""
+        ages = [s.age for wide in (False, True) if (s := self._survival.get((mode.drafter, wide, heat))) is not None]
+        return 1 + BETTER * min(1.0, max(0.0, (min(ages, default=STALE) - FRESH) / (STALE - FRESH)))
 
     def _of(self, mode: Mode, heat: int) -> Survival:
         """Where such drafts were never seen, others of the same drafter are the best guess."""

@@ -44,7 +44,8 @@ class Periods:
         self._table: dict[Key, list[float]] = {}  # for 0, 1, ... requests: it is asked in every step
         self._own: dict[Key, float] = {}
         self._scale = 1.0
-        self._reading: dict[str, dict[int, float]] = {}  # by drafter and company
+        self._reading: dict[str, dict[int, float]] = {}  # by drafter and company,
+        self._readings: dict[str, list[float]] = {}  # and for 0, 1, ... requests
 
     @property
     def known(self) -> bool:
@@ -70,11 +71,14 @@ class Periods:
 
     def put_reading(self, drafter: str, company: int, seconds: float) -> None:
         """So much longer did it take until a newcomer was one of this company, where this drafter reads along with them."""
-        self._reading.setdefault(drafter, {})[company] = seconds
+        own = self._reading.setdefault(drafter, {})
+        own[company] = seconds
+        sizes = sorted(own)
+        self._readings[drafter] = np.interp(range(sizes[-1] + 1), sizes, [own[n] for n in sizes]).tolist()
 
     def reading(self, drafter: str, company: int) -> float:
-        own = self._reading.get(drafter, {0: 0.0})
-        return float(np.interp(company, sorted(own), [own[n] for n in sorted(own)]))
+        table = self._readings.get(drafter, [0.0])
+        return table[min(company, len(table) - 1)]
 
     def extra(self, mode: Mode, count: int, company: int) -> float:
         """Seconds that a step takes longer where so many of the company draft: no less than for these alone, and no less than
