@@ -243,6 +243,23 @@ def test_any_bytes_come_out_as_one_reading_of_all_of_them(raw: bytes, cuts: list
     assert "".join(shown) == stream.text == raw.decode(errors="replace")
 
 
+@given(raw=st.binary(max_size=30), cuts=st.lists(st.integers(0, 100), max_size=30), known=st.integers(0, 5))
+def test_all_at_once_is_the_same_text(raw: bytes, cuts: list[int], known: int):
+    pieces = split(raw, cuts)
+    known = min(known, len(pieces))
+    texts = []
+    for way in ("push", "extend"):
+        stream = TextStream(decoder(pieces), before=range(known))
+        if way == "push":
+            for i in range(known, len(pieces)):
+                stream.push(i)
+        else:
+            stream.extend(range(known, len(pieces)))
+        stream.finish()
+        texts.append(stream.take())
+    assert texts[0] == texts[1]
+
+
 @pytest.mark.parametrize("stop", [[], ["zzz"]])
 def test_an_empty_stream(stop: list[str]):
     stream = stream_of(BYTES, stop)

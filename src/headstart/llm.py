@@ -477,9 +477,9 @@ def start_engine(
     wide = engine_config.wide_weights if engine_config.wide_weights is not None else config.method != "none"
     how = engine_config
     runner = make_runner(model.model, how.fuse, wide, how.kernels, how.deterministic, how.quantize)
-    if config.method == AUTO and runner.chooses:
-        note("auto is plain decoding on GPUs for now: name a method, with policy=adaptive if it is to decide how much.")
-        config, head, draft = SpeculativeConfig(), None, None
+    if config.method == AUTO and runner.chooses and head is None:
+        note("auto drafts on GPUs where there is a head for the target; this one has none, so it is plain decoding.")
+        config, draft = SpeculativeConfig(), None
     share = 0.2 if config.method == "draft_model" or draft is not None else 0.0  # of the KV memory, for the draft's own
     spare = runner.needs_bytes(engine_config.max_batch_tokens) * (2 if draft else 1)
     memory = engine_config.kv_memory or _kv_memory(runner.device, spare)

@@ -27,6 +27,9 @@ class GoodputPolicy(FixedPolicy):
         self._right, self._tried = FIRST * WEIGHT, WEIGHT
         self._sizes: list[int] = []  # of the drafts on their way
 
+    def holds(self) -> bool:
+        return False
+
     def most(self, requests: Sequence[Request], load: Load) -> list[int]:
         tokens = self._best(requests, load)
         return [min(tokens, n) for n in super().most(requests, load)]
