@@ -253,6 +253,10 @@ def test_a_recording_survives_a_kill_and_passes_everything_on(tmp_path: Path):
     recording.release(request)
     assert not recording.cuts and not recording.is_quiet(request)
     assert read_trace(tmp_path / "t.jsonl").requests[0].output_ids == (4, 5)  # before it is closed
+    quiet = harness.request([6])  # nobody was asked about it
+    quiet.tokens += [7]
+    recording.release(quiet)
+    assert read_trace(tmp_path / "t.jsonl").requests[1].output_ids == (7,)
     with pytest.raises(BadInput, match="cannot be written"):
         Recording(recording, tmp_path / "none" / "t.jsonl")
 

@@ -192,8 +192,12 @@ class Drafting:
                     r.slots, r.room = held[:computed], held[computed:]
             self._ask(Asked(name, view, members), out)
 
-    def can_repeat(self, drafted: Drafted) -> bool:
-        """Can the device be asked for these drafts again? Not where one was wished for that could not be made yet."""
+    def can_repeat(self, drafted: Drafted, requests: Sequence[Request]) -> bool:
+        """Can the device be asked for these drafts again? Not where one was wished for that could not be made yet, or where a
+        drafter that reads along was not asked: it would miss what comes."""
+        asked = {r.id for a in drafted.asked for r in a.view.requests}
+        if self._readers and any(r.id in self._readers and r.id not in asked for r in requests):
+            return False
         if not drafted.asked:
             return not any(drafted.wishes)
         if len(drafted.mail) < len(drafted.asked) or not all(self.drafters[a.name].repeats for a in drafted.asked):
@@ -205,11 +209,13 @@ class Drafting:
         """The same questions, behind the next step; None where a drafter broke, or cannot draft as much as the last time."""
         out = Drafted(len(drafted.trees))
         out.wishes, out.asked, out.depth = drafted.wishes, drafted.asked, drafted.depth
-        for asked in drafted.asked:
+        for asked, (last, _) in zip(drafted.asked, drafted.mail, strict=True):
             try:
                 draft = self._ask_again(asked, left)
             except Exception as error:
                 self._drop(asked.name, asked.view.requests, f"failed: {error!r}")
+                return None
+            if not _same_places(draft, last):
                 return None
             for i, grown in zip(asked.members, draft.trees(), strict=True):
                 if len(grown) != len(drafted.trees[i]):
@@ -383,6 +389,18 @@ class Drafting:
     def _drop(self, name: str, requests: Sequence[RequestView], why: str) -> None:
         note(f"Drafter {name!r} {why}. {len(requests)} request(s) go on without drafts; their text is unaffected.")
         self._forbid((r.id, name) for r in requests)
+
+
+def _same_places(draft: Draft, last: Draft) -> bool:
+    """Do both come by mail, with the same things at the same places?"""
+    a, b = draft.mail, last.mail
+    if a is None or b is None:
+        return False
+    return (
+        len(a.device) == len(b.device)
+        and np.array_equal(a.index, b.index)
+        and np.array_equal(draft.offsets, last.offsets)
+    )
 
 
 def _own_verdict(drafted: Drafted, i: int, name: str, verdict: Verdict) -> tuple[Tree, Verdict]:

@@ -100,7 +100,6 @@ class Flight:
     followed: bool = False  # the next step was launched before this one was settled
     again: int = 0  # so many steps may repeat it,
     stamp: tuple[int, int] = (0, 0)  # as long as nobody came or went since then
-    repeated: bool = False  # the next one does
 
     @functools.cached_property
     def drafted_for(self) -> dict[str, int]:
@@ -169,7 +168,7 @@ class Engine:
         self.scheduler.add(request)
 
     def _welcome(self, request: Request) -> None:
-        """It is about to run, and now it is known in what company: shall heads read along?"""
+        """It is next in line, and now it is known in what company it will be: shall heads read along?"""
         if self.drafting.could_be_read(request):
             company = min(len(self.scheduler.running) + len(self.scheduler.waiting), self.config.max_num_seqs)
             if self.policy.enlist(request, Load(company, 0, 0, len(request.prompt))):
@@ -236,10 +235,11 @@ class Engine:
         """Launch a step: right behind the last one where that may be, else when it is settled."""
         if before is None:
             return self._launch(None)
-        if self._can_follow(before):
-            flight = self._repeat(before) if before.repeated else self._launch(before)
-            if flight is not None or not before.repeated:
+        if self._may_repeat(before):
+            if (flight := self._repeat(before)) is not None:
                 return flight
+        elif self._can_follow(before):
+            return self._launch(before)
         self._settle(before)
         return self._launch(None)
 
@@ -343,9 +343,6 @@ class Engine:
     # ------------------------------------------------------------------ one step behind another
     def _can_follow(self, flight: Flight) -> bool:
         """May the next step be launched before this one is settled? Not if it needs to know this one's tokens."""
-        flight.repeated = self._may_repeat(flight)
-        if flight.repeated:
-            return True
         if not all(flight.chosen) or not self.scheduler.all_fit(flight.drafted_for):
             return False
         if flight.batch.hidden_layers and not flight.read and any(p.has_prompt for p in flight.plan.parts):
@@ -363,7 +360,7 @@ class Engine:
         wishes = self.policy.ask(ready, [{}] * len(ready), load)
         if not self.drafting.anyone_reads and not any(wishes):
             return True
-        return all(self._may_go_on(r, own) for r, own in zip(ready, wishes, strict=True))
+        return all(self._may_go_on(p, own) for (p, _), own in zip(alive, wishes, strict=True))
 
     def _may_repeat(self, flight: Flight) -> bool:
         """Is the next step this one over again? Nobody came or went, nobody's drafts change, and there is room."""
@@ -394,19 +391,21 @@ class Engine:
         clock.lap("target")
         return replace(
             before, drafted=drafted, batch=batch, forward=forward, clock=clock, expected=[], followed=False,
-            again=before.again - 1, repeated=False,
+            again=before.again - 1,
         )  # fmt: skip
 
     def _reserve_ahead(self, plan: Plan, drafted: Drafted) -> int:
         """How many steps may repeat the one that is being launched: where each request has one row, and a draft if one was
         wished for. KV for them is reserved, where there is plenty."""
-        if not self.runner.repeats or any(p.has_prompt for p in plan.parts) or not self.drafting.can_repeat(drafted):
+        if not self.runner.repeats or self.scheduler.may_admit or any(p.has_prompt for p in plan.parts):
+            return 0
+        if not self.policy.holds() or not self.drafting.can_repeat(drafted, [p.request for p in plan.parts]):
             return 0
         if not all(self._is_known(p, depth) for p, depth in zip(plan.parts, drafted.depth, strict=True)):
             return 0
-        most = 1 + max(drafted.depth)
+        most = 1 + max([*drafted.depth, *(d.mail.depth or 0 for d, _ in drafted.mail if d.mail is not None)])
         longest = max(len(p.request.tokens) + p.spare for p in plan.parts)
-        steps = min(REPEATS, (self.max_len - longest) // most - 2)
+        steps = min(REPEATS, (self.max_len - longest) // most - 2, max(self._left(p.request) for p in plan.parts))
         pages = self.pool.pages_for((steps + 2) * most) + 1
         if steps < 1 or 2 * pages * len(plan.parts) > self.pool.num_available:
             return 0
@@ -420,13 +419,13 @@ class Engine:
         """Then nobody has to be asked, either."""
         return not self.drafting.drafters or (self.policy.quiet and not self.drafting.anyone_reads)
 
-    def _may_go_on(self, request: Request, wishes: Wishes) -> bool:
+    def _may_go_on(self, part: Planned, wishes: Wishes) -> bool:
         """Can its next draft be made on the device? What a step left for a drafter to read is gone when the next one runs, so
         that drafter has to be asked there, or be done with this text."""
-        reading = self.drafting.readers(request)
+        request, reading = part.request, self.drafting.readers(part.request)
         if not wishes and (not reading or self.policy.dismisses(request)):
             return True
-        ahead = self._has_seat(request) and self.drafting.are_ahead(wishes or reading)
+        ahead = part.seat >= 0 and self.drafting.are_ahead(wishes or reading)
         return ahead or not (reading or self._drafts_for(request))
 
     def _is_known(self, part: Planned, depth: int) -> bool:
@@ -440,9 +439,6 @@ class Engine:
     def _can_draft_ahead(self, request: Request) -> bool:
         """Where the device chooses, it may draft."""
         return self.texts is not None and self._asks(request) and self.drafting.can_draft_ahead(request)
-
-    def _has_seat(self, request: Request) -> bool:
-        return self.texts is not None and self.texts.find(request.id) >= 0
 
     def _seat(self, plan: Plan, before: Flight | None) -> None:
         """Give texts a place on the device where drafts are made there; what is on its way has one, or goes without. So does a

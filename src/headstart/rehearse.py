@@ -105,14 +105,17 @@ def _admission(engine: Engine, policy: AheadPolicy, words: Sequence[int], compan
     """Seconds that it takes, besides the steps as such, until a newcomer is one of the company, all of whom draft this way."""
     name, found = mode.drafter if mode is not None else None, []
     policy.order(mode)
-    others = list(_made_up(engine, words, company - 1, name, 1000))
+    first = 10_000 * company + 5_000 * (name is not None)  # texts that nobody has had before
+    others = list(_made_up(engine, words, company - 1, name, first))
+    requests = list(others)
     for request in others:
         engine.add(request)
     try:
         while any(not r.num_output for r in others):
             engine.step()
         for i in range(ADMISSIONS):
-            (request,) = _made_up(engine, words, 1, name, 2000 + ADMISSIONS * (name is not None) + i)
+            (request,) = _made_up(engine, words, 1, name, first + company + i)
+            requests.append(request)
             engine.add(request)
             seconds = [_seconds(engine)]
             while not request.num_output:
@@ -123,7 +126,7 @@ def _admission(engine: Engine, policy: AheadPolicy, words: Sequence[int], compan
             while not others and not engine.idle:
                 engine.step()
     finally:
-        _leave(engine, others)
+        _leave(engine, requests)
     return float(np.median(found[ADMISSIONS // 2 :]))
 
 

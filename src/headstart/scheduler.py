@@ -68,7 +68,7 @@ class Scheduler:
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         self.changes = 0  # of who runs
-        self.welcome: Callable[[Request], None] = lambda request: None  # hears of each that is about to run, once
+        self.welcome: Callable[[Request], None] = lambda request: None  # hears of each that is next in line, once
         self._new: set[str] = set()  # those of whom it has not heard
 
     # -------------------------------------------------------------- coming and going

@@ -74,7 +74,7 @@ def test_modes_change_and_heads_let_go_while_steps_are_on_their_way(monkeypatch)
 
 def test_a_rehearsal_measures_every_mode_and_leaves_nothing(monkeypatch) -> None:
     for name, value in dict(
-        COMPANIES=(1, 2), CROWDS=(1, 2), ADMISSIONS=2, PROMPT=6, PATTERN=3, WARM=1, TIMED=2, MOST_TOKENS=4
+        COMPANIES=(2,), CROWDS=(2,), ADMISSIONS=2, SETTLED=1, PROMPT=6, PATTERN=3, WARM=1, TIMED=2, MOST_TOKENS=4
     ).items():
         monkeypatch.setattr(rehearse, name, value)
     e = engine(small(), AUTO, head=eagle(), max_num_seqs=2)
@@ -85,5 +85,5 @@ def test_a_rehearsal_measures_every_mode_and_leaves_nothing(monkeypatch) -> None
     known = [m for m in policy.modes(list(e.drafting.drafters)) if policy.periods.knows(m)]
     assert {m.drafter for m in known} == {"ngram", "suffix", "eagle3"} and policy.periods.known
     assert all(policy.periods.of(m, n) > 0 for m in [None, *known] for n in (1, 2, 7))
-    assert all(policy.periods.reading("eagle3", n) >= 0 for n in (1, 2, 7))
+    assert set(policy.periods._reading) == {"eagle3"} and set(policy.periods._reading["eagle3"]) == {2}
     assert run(e, asked(6)) == [text[:6] for text in wanted(LONG)]

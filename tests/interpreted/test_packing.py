@@ -61,7 +61,7 @@ def test_a_batch_behind_itself_is_the_batch_one_token_further() -> None:
     """All that has no draft; what has one is for the device to move."""
     parts = [Part(3), Part(7, 4), Part(8), Part(0)]
     further = [Part(p.context + 1, p.new) for p in parts]
-    (batch, _), nodes = make_batch(further), [0, 3, 0, 0]
+    (batch, _), nodes = make_batch(further), [0, 3, 0, 0]  # the last one moved before
     longer = chosen(batch, nodes)
     segments = [replace(s, slots=s.slots[:-1], room=s.slots, context=s.context - 1) for s in longer.segments]
     earlier = replace(longer, positions=longer.positions - 1, segments=segments)
@@ -69,10 +69,11 @@ def test_a_batch_behind_itself_is_the_batch_one_token_further() -> None:
         s.seat = 0
     for s in earlier.segments:
         s.seat = 0
+    earlier.segments[3].moves = longer.segments[3].moves = True
     shape = Shape.of(longer)
     got, _ = pack(earlier, shape)
     packing.step_on(got.numpy(), shape, earlier, PAGE)
-    longer.source = np.array([0, -1, -1, -1, -1, 5, 6])  # each goes on with what its own row chose, or with its text
+    longer.source = np.array([0, -1, -1, -1, -1, 5, -1])  # each goes on with what its own row chose, or with its text
     longer.segments[1].moves = True
     want, _ = pack(longer, shape)
     places = packing.places(shape)

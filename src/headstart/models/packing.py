@@ -219,19 +219,21 @@ def fill(block: np.ndarray, shape: Shape, batch: Batch, page_size: int) -> int:
 
 def step_on(block: np.ndarray, shape: Shape, batch: Batch, page_size: int) -> None:
     """This batch behind itself: every row one token further. What has a draft moves, so that the device puts it where it
-    belongs; the others are one row each, and go on with what was chosen there."""
+    belongs, and so does what moved before: nobody has told how far. The others are one row each, and go on with what was
+    chosen there."""
     sections, rows, count = places(shape), len(batch.tokens), len(batch.segments)
 
     def get(name: str) -> np.ndarray:
         return sections.of(block, name)
 
-    start, table, drafted = get("start")[:count], get("table")[:count], get("nodes")[:count] > 0
+    start, table = get("start")[:count], get("table")[:count]
+    moving = (get("nodes")[:count] > 0) | (get("moves")[:count] > 0)
     for name, size in (("positions", rows), ("shared", rows), ("context", count)):
         get(name)[:size] += 1
     at = get("positions")[start]
     get("slots")[start] = block[sections.pages :][table + at // page_size] * page_size + at % page_size
-    get("source")[start] = np.where(drafted, -1, start)
-    get("moves")[:count] = drafted
+    get("source")[start] = np.where(moving, -1, start)
+    get("moves")[:count] = moving
 
 
 def _room(segment: Segment) -> np.ndarray:

@@ -62,7 +62,7 @@ class AheadPolicy:
         self._told: dict[int, int] = {}  # wishes, by identity, and the number of their mode
         self._wishes: dict[Mode, Wishes] = {}
         self._modes: dict[tuple[str, ...], list[Mode]] = {}  # of these drafters
-        self._trying: list[Guest] = []  # who drafts to find out whether it pays
+        self._trying = False  # somebody drafts to find out whether it pays
         self._common: Mode | None = None  # that newcomers take until it is decided for them: those that a head reads
         self._steps, self._due = 0, 0  # since the last decision, and when the next is due
         self._asked: list[Request] = []  # the last that were asked about,
@@ -169,7 +169,7 @@ class AheadPolicy:
             mode = self._common
             if mode is None and guest.tried:
                 mode = self._cheapest({0: [n for n in self.choices(request) if n not in SOLE]}, load)
-                self._trying.append(guest)
+                self._trying = True
             if mode is not None and guest.welcome and mode.drafter in self.choices(request) and nodes >= mode.nodes:
                 self._set(guest, mode)
         if new:
@@ -190,7 +190,7 @@ class AheadPolicy:
         """Who drafts in the next steps, and how."""
         began = self.clock()
         self.outcomes.digest(guests, list(self._numbers), self._steps)
-        self._steps, self._due, self._company, self._trying = 0, EVERY, len(requests), []
+        self._steps, self._due, self._company, self._trying = 0, EVERY, len(requests), False
         most = self.fixed.most(requests, load)
         able = {i: self.choices(requests[i]) for i, n in enumerate(most) if n and load.room > 0 and guests[i].welcome}
         if self.rehearses:
@@ -250,9 +250,8 @@ class AheadPolicy:
             own = guests[i].owns.get(mode.drafter)
             return own.expected[0] if own is not None else 0.0
 
-        chosen = sorted(members, key=known)[:count]
-        self._trying = [guests[i] for i in chosen]
-        return chosen
+        self._trying = True
+        return sorted(members, key=known)[:count]
 
     def _best(self, guests: Sequence[Guest], members: Members, load: Load, enough: float = 1.0) -> Choice:
         """What makes most tokens per second, for as many as leave `enough` of it. No mode: plain steps do."""

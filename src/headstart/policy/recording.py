@@ -68,8 +68,8 @@ class Recording:
 
     def release(self, request: Request) -> None:
         self.policy.release(request)
-        drafts = self._drafts.pop(request.id, None)
-        if drafts is None or request.num_output < 1:
+        drafts = self._drafts.pop(request.id, {})
+        if request.num_output < 1:
             return  # it never ran
         arrival, seen = max(0.0, request.arrived - self._began), _seen(request, drafts)
         prompt, output = tuple(request.prompt), tuple(request.output)
