@@ -97,6 +97,11 @@ class SamplingParams:
     def greedy(self) -> bool:
         return self.temperature < 1e-5
 
+    @property
+    def truncates(self) -> bool:
+        """Are unlikely tokens left out, by rank or by sums of probabilities?"""
+        return self.top_k > 0 or self.top_p < 1 or self.typical_p < 1
+
 
 def _whole(value: Any, low: float = -math.inf, high: float = math.inf) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
@@ -288,7 +293,7 @@ class Request:
     def keeps_all(self) -> bool:
         """Is no unlikely token left out?"""
         p = self.params
-        return p.greedy or not (p.top_k > 0 or p.top_p < 1 or p.typical_p < 1 or p.min_p > 0)
+        return p.greedy or not (p.truncates or p.min_p > 0)
 
     @functools.cached_property
     def stop_ids(self) -> frozenset[int]:

@@ -53,12 +53,12 @@ class Delivery:
         request, stream = parcel.request, self.streams.get(parcel.request.id)
         text = ""
         if stream is not None:
-            if not request.streams and not request.params.stop:
-                stream.extend([t for t in parcel.tokens if _shows(request, t)])
-            elif not request.params.stop:
-                for token in parcel.tokens:
-                    if _shows(request, token):
-                        stream.push(token)
+            shown = [t for t in parcel.tokens if _shows(request, t)] if not request.params.stop else []
+            if request.streams:
+                for token in shown:
+                    stream.push(token)
+            else:
+                stream.extend(shown)
             if parcel.finish_reason is not None:
                 stream.finish()
                 self.forget(request)

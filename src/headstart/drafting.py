@@ -118,8 +118,8 @@ class Drafting:
         self._views: dict[str, RequestView] = {}
         self._without: set[tuple[str, str]] = set()  # requests whose drafter broke, or does not read along
         self._choices: dict[str, tuple[str, ...]] = {}  # of requests that are here,
-        self.changes = 0  # of them
         self._readers: dict[str, list[str]] = {}  # and those of them that read along, where there are any
+        self.changes = 0  # of choices, while requests run
 
     def _names(self) -> tuple[str, ...]:
         """Whom to build at once."""

@@ -41,7 +41,7 @@ from headstart.core import (
 )
 from headstart.delivery import Decode, Delivery, Parcel
 from headstart.drafters import Surroundings
-from headstart.drafting import Drafted, Drafting, Left
+from headstart.drafting import NO_TREE, Drafted, Drafting, Left
 from headstart.errors import BadInput
 from headstart.kv import KVPool
 from headstart.models.base import Runner
@@ -50,7 +50,7 @@ from headstart.policy import Load, Policy, StepTimes, Wish, Wishes
 from headstart.policy.choose import make_policy
 from headstart.scheduler import Plan, Planned, Scheduler
 
-NO_DRAFT, NO_VERDICT = Tree(), Verdict([], 0)
+NO_VERDICT = Verdict([], 0)
 REPEATS = 16  # steps for which KV is reserved at once, so that they may repeat the one before them
 RUN_ON = 4  # tokens that a runner may choose in one step for a request that is alone,
 RUN_ON_SECONDS = 0.04  # and how long that may take
@@ -377,8 +377,7 @@ class Engine:
         clock = Clock(self._wait)
         self._expect(before)
         clock.lap("host")
-        left = Left(self.runner.left, self._lines) if self.runner.left is not None else None
-        drafted = self.drafting.again(before.drafted, left)
+        drafted = self.drafting.again(before.drafted, self._left_behind)
         clock.lap("draft")
         if drafted is None:
             return None
@@ -476,7 +475,7 @@ class Engine:
         if self._nobody_drafts:
             return out
         requests, load = [p.request for p in ready], self._load(plan)
-        left = Left(self.runner.left, self._lines) if self.runner.left is not None else None
+        left = self._left_behind
         cut: list[tuple[dict[str, Tree], str]] = []  # there was no room to ask for these
         clock.lap("host")
         while any(wishes := self._wishes(plan, out, load, follows)):
@@ -508,6 +507,11 @@ class Engine:
         out.settle_on(self._thin(trees))
         clock.lap("host")
         return out
+
+    @property
+    def _left_behind(self) -> Left | None:
+        """By the last forward, for drafters on the device."""
+        return Left(self.runner.left, self._lines) if self.runner.left is not None else None
 
     def _wishes(self, plan: Plan, out: Drafted, load: Load, follows: bool) -> list[Wishes]:
         """Whom the policy wants to ask. Behind a step on its way, drafters that read along are asked in any case: what that
@@ -597,7 +601,7 @@ class Engine:
         grown = iter(trees)
         for part in plan.parts:
             r, start = part.request, len(tokens)
-            draft = next(grown) if part.ready else NO_DRAFT
+            draft = next(grown) if part.ready else NO_TREE
             size, base = len(draft.tokens), r.computed + part.piece
             tokens += r.tokens[r.computed : base]
             positions += range(r.computed, base)
@@ -696,7 +700,7 @@ class Engine:
         went_on, grew = {r.id for r in flight.expected}, []
         starts = [_start(p, s) for p, s in zip(flight.plan.parts, flight.batch.segments, strict=True)]
         for part, place in zip(flight.plan.parts, flight.places, strict=True):
-            draft, verdict, chosen = next(ready) if part.ready else (NO_DRAFT, NO_VERDICT, True)
+            draft, verdict, chosen = next(ready) if part.ready else (NO_TREE, NO_VERDICT, True)
             r = part.request
             if r.finish_reason is not None:  # it ended while this step was on its way
                 continue
@@ -765,7 +769,7 @@ class Engine:
         first = not request.num_output
         kept = self._append(request, new)
         stats.tokens += kept
-        stats.record(draft.origins or (), accepted[:kept] if accepted else accepted)
+        stats.record(draft.origins or (), accepted[:kept])
         if first:
             stats.time_to_first_token = time.perf_counter() - request.arrived
             stats.first_tokens = kept

@@ -42,8 +42,8 @@ def choose(logits: torch.Tensor, rows: Sequence[Row]) -> list[int]:
     greedy = [i for i, r in enumerate(rows) if r.request.params.greedy]
     if len(greedy) == len(rows):
         return argmax(logits)
-    short = [i for i, r in enumerate(rows) if not r.request.params.greedy and _truncates(r)]
-    full = [i for i, r in enumerate(rows) if not r.request.params.greedy and not _truncates(r)]
+    short = [i for i, r in enumerate(rows) if not r.request.params.greedy and r.request.params.truncates]
+    full = [i for i, r in enumerate(rows) if not r.request.params.greedy and not r.request.params.truncates]
     tokens = [0] * len(rows)
     for index, pick in ((greedy, _pick_greedy), (full, _pick_full), (short, _pick_short)):
         if index:
@@ -95,7 +95,7 @@ def _log_p(x: torch.Tensor, row: Row) -> torch.Tensor:
     if row.request.params.greedy:
         return x[0].log_softmax(-1)
     x = x / row.request.params.temperature
-    if not _truncates(row):
+    if not row.request.params.truncates:
         return _min_p(x, [row])[0].log_softmax(-1)
     values, ids = _truncate(x, [row])
     return torch.full_like(x[0], -torch.inf).scatter(0, ids[0], values[0].log_softmax(-1))
@@ -191,11 +191,6 @@ def _banned(row: Row) -> list[int]:
 
 
 # ------------------------------------------------------------------ truncation and choice
-def _truncates(row: Row) -> bool:
-    p = row.request.params
-    return p.top_k > 0 or p.top_p < 1 or p.typical_p < 1
-
-
 def _column(rows: Sequence[Row], name: str, like: torch.Tensor) -> torch.Tensor:
     return torch.tensor([[getattr(r.request.params, name)] for r in rows], dtype=like.dtype, device=like.device)
 

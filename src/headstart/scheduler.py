@@ -82,10 +82,10 @@ class Scheduler:
 
     def all_fit(self, more: Mapping[str, int]) -> bool:
         """Can every running request have all its tokens, one more, and these more in KV, so that nobody has to step aside?"""
+        lacking = max([len(r.tokens) - r.computed for r in self.running], default=0)
         pages = 1 + self.pool.pages_for(
             1 + max(more.values(), default=0)
-        )  # at most, where only the last token is not there
-        lacking = max([len(r.tokens) - r.computed for r in self.running], default=0)
+        )  # at most, for whoever lacks but the last token
         if lacking < 2 and len(self.running) * pages <= self.pool.num_available:
             return True
         missing = sum(self.pool.missing_pages(r.id, len(r.tokens) + 1 + more.get(r.id, 0)) for r in self.running)
@@ -114,9 +114,8 @@ class Scheduler:
         """Running requests first, oldest first; then as many waiting ones as fit."""
         plan, room = Plan(), self.max_batch_tokens
         for request in list(self.running):
-            if (
-                request.id in self.pool.tables and room > 0 and not self.completes(request, 0)
-            ):  # not set aside meanwhile
+            is_here = request.id in self.pool.tables  # not set aside meanwhile
+            if is_here and room > 0 and not self.completes(request, 0):
                 room -= self._continue(request, plan, room)
         while self.waiting and room > 0 and len(self.running) < self.max_num_seqs:
             used = self._admit(self.waiting[0], plan, room)

@@ -26,6 +26,7 @@ import torch
 
 from headstart.config import SpeculativeConfig
 from headstart.core import (
+    NOTHING,
     PENDING,
     Batch,
     DeviceStep,
@@ -52,7 +53,6 @@ if TYPE_CHECKING:
     from headstart.models.heads.grower import Grower
     from headstart.models.kernels.growth import Growth as DeviceGrowth
 
-NO_SLOTS = np.empty(0, np.int64)
 SOME = 8  # rows from which on entries alone are worth a forward of their own
 TOP_K, WIDTH = 8, 8  # of trees that nobody has described
 EAGER = 64  # features of so many tokens are read at once; fewer wait until a draft is asked for
@@ -301,7 +301,7 @@ class HeadDrafter(GrowingDrafter):
         branches = g.nodes > 1 and (g.width > 1 or g.top_k > 1)
         none, chain = [-1] * g.nodes, list(range(-1, g.nodes - 1))
         trees = [Tree([PENDING] * max(n, 0), (none if branches else chain)[: max(n, 0)]) for n in sizes]
-        draft = Draft(NO_SLOTS, NO_SLOTS, np.cumsum([0, *map(len, trees)]), grown=trees)
+        draft = Draft(NOTHING, NOTHING, np.cumsum([0, *map(len, trees)]), grown=trees)
 
         def wait() -> list[Tree]:
             rows = iter(told().tolist())
@@ -339,7 +339,7 @@ class HeadDrafter(GrowingDrafter):
         positions: list[int] = []
         segments: list[Segment] = []
         for id, tokens, slots in waiting:
-            trail, own, start = self._trails[id], blanks.get(id, NO_SLOTS), len(following)
+            trail, own, start = self._trails[id], blanks.get(id, NOTHING), len(following)
             features += trail.features
             following += tokens[trail.read + 1 : trail.known + 1]
             if blank is not None:

@@ -306,7 +306,7 @@ class AheadPolicy:
         self._kind = None if times.num_prefill_tokens else (company, counts)
         if times.num_prefill_tokens or not requests:
             return
-        reads_on = any(times.asked) and any(own and id(own) not in self._told for own in times.asked)
+        reads_on = any(own and id(own) not in self._told for own in times.asked)
         if self._kind == before and not reads_on:  # from one step to another of its kind: nobody came, nothing changed
             number = max(counts, key=lambda n: counts[n], default=None)
             mode = None if number is None else list(self._numbers)[number]

@@ -36,12 +36,8 @@ HOPES, HOPE = 16, 1.25  # drafts until which a request is given the benefit of t
 COUNTED = 8  # drafts of a request that speak for all
 NEW, NEW_TRIES = 1.15, 20  # how much better a shape is taken to be of which so few drafts were seen,
 OLD, OLD_STEPS = 1.05, 300  # and one of which none was seen for so many steps
-FRESH, STALE, BETTER = (
-    100,
-    300,
-    0.3,
-)  # steps after which nothing is known for sure any more, or at all, and how much better
-# drafts may then be for those who come
+FRESH, STALE = 100, 300  # steps without drafts after which what they bring is not sure any more, or not known at all,
+BETTER = 0.3  # and how much better they may then be for those who come
 YOUNGER = 3  # steps that each draft makes it younger again
 CODE = 16  # a note in a log is the number of a mode, times this, and the tokens that were accepted
 
