@@ -48,14 +48,15 @@ class Device:
     vain: float = 0.0  # seconds that drafts took which brought nothing
     late: float = 0.0  # seconds that the step behind prompts takes longer; not counted, since all have the same prompts
     used: dict[str, int] = field(default_factory=dict)
-    dismissed: set[str] = field(default_factory=set)
+    unread: set[str] = field(default_factory=set)  # requests whose prompt no head has read
+    resting: set[str] = field(default_factory=set)  # those that it has left alone, and would have to join again
 
     def __post_init__(self) -> None:
         if self.policy is not None:
             self.policy.choices = self.policy.fixed.choices = self._choices
 
     def _choices(self, request: Request) -> tuple[str, ...]:
-        return ("ngram",) if request.id in self.dismissed else ("ngram", "eagle3")
+        return ("ngram",) if request.id in self.unread else ("ngram", "eagle3")
 
     def run(self, kinds: list[str], load: int, count: int, tokens: int = 64) -> float:
         """Tokens per second over so many requests, of these kinds in turn, as long as some of them wait."""
@@ -69,7 +70,7 @@ class Device:
                 running.append(waiting.pop(0))
                 prompts += 1
                 if self.policy and not self.policy.enlist(running[-1], Load(len(running), len(waiting), 0)):
-                    self.dismissed.add(running[-1].id)
+                    self.unread.add(running[-1].id)
             made += self._step(running, prompts)
             for r in [r for r in running if r.num_output >= tokens]:
                 running.remove(r)
@@ -89,7 +90,10 @@ class Device:
         wishes = [{} for _ in running]
         if self.policy is not None:
             wishes = self.policy.ask(running, [{} for _ in running], Load(company, 0, 0, 100.0, 1024 // company - 1))
-            self.dismissed |= {r.id for r, w in zip(running, wishes, strict=True) if not w and self.policy.dismisses(r)}
+            self.resting |= {r.id for r, w in zip(running, wishes, strict=True) if not w and self.policy.rests(r)}
+            joining = {r.id for r, w in zip(running, wishes, strict=True) if "eagle3" in w} & self.resting
+            self.resting -= joining
+            wishes = [{} if r.id in joining else w for r, w in zip(running, wishes, strict=True)]
         modes = [
             Mode(n, w.nodes, w.depth) if own else None for own in wishes for n, w in (*own.items(), ("", None))[:1]
         ]
@@ -183,6 +187,15 @@ def test_nobody_is_read_where_that_disturbs_the_others_too_much() -> None:
     assert [p.enlist(Device._request("code", n, 64), Load(n, 0, 0)) for n in (1, 64)] == [True, False]
 
 
+def test_prompts_are_read_where_that_is_cheap_though_nobody_drafts() -> None:
+    p = policy()
+    Device(p).run(["hard"], 16, 64)
+    p.periods.put_reading("eagle3", 16, 1e-5)
+    assert p.enlist(Device._request("hard", 999, 64), Load(16, 0, 0))
+    p.periods.put_reading("eagle3", 16, 1e-3)
+    assert not p.enlist(Device._request("hard", 998, 64), Load(16, 0, 0))
+
+
 def test_a_decision_holds_until_there_is_time_for_the_next() -> None:
     p = policy()
     device = Device(p)
@@ -199,25 +212,37 @@ def test_a_decision_holds_until_there_is_time_for_the_next() -> None:
     assert not p.holds()
 
 
-def test_a_head_lets_go_of_whom_it_does_not_serve_and_keeps_the_others() -> None:
+def test_a_head_rests_where_it_does_not_serve_and_not_for_the_others() -> None:
     """Both kinds are greedy, so nothing but their own drafts tells them apart."""
     device = Device(policy())
     device.run(["code", "hard"], 4, 24, tokens=96)
-    kinds = [id.split()[0] for id in device.dismissed]
+    kinds = [id.split()[0] for id in device.resting]
     assert kinds.count("hard") >= 8 and kinds.count("code") <= 2
+
+
+@pytest.mark.parametrize("load", [4, 16])
+def test_traffic_that_turns_is_drafted_for_again(load: int) -> None:
+    device = Device(policy())
+    device.run(["hard"], load, 6 * load)
+    used = sum(n for mode, n in device.used.items() if "eagle3" in mode)
+    assert used < 0.15 * sum(device.used.values())
+    device.run(["code"], load, 3 * load)
+    device.used.clear()
+    auto, plain = device.run(["code"], load, 4 * load), Device().run(["code"], load, 4 * load)
+    assert auto > 1.2 * plain and device.used.get("None", 0) < 0.2 * sum(device.used.values())
 
 
 def test_a_text_that_turns_is_drafted_for_again() -> None:
     """n-grams find nothing for a while, and then they do."""
     device = Device(policy())
-    device.dismissed.add("hard 0")
+    device.unread.add("hard 0")
     request = Device._request("hard", 0, 1 << 20)
     for _ in range(300):
         device._step([request])
     before = device.used.get("ngram 3", 0) + device.used.get("ngram 6", 0)
     assert before < 150
     request.id = "code 0"
-    device.dismissed.add("code 0")
+    device.unread.add("code 0")
     for _ in range(300):
         device._step([request])
     assert device.used.get("ngram 3", 0) + device.used.get("ngram 6", 0) - before > 150

@@ -9,14 +9,15 @@ import numpy as np
 import pytest
 import torch
 
-from headstart.core import Batch, Reading, Segment, Tree
+from headstart.core import Batch, Reading, Request, Segment, Tree
 from headstart.drafters import Needs
-from headstart.drafters.heads import HeadDrafter
+from headstart.drafters.heads import HeadDrafter, Trail
 from headstart.errors import ConfigError
 from headstart.models.attention import LayerShape
 from headstart.models.heads import Head, HeadSpec
 from headstart.models.heads.eagle import Eagle3Flags, Eagle3Head
 from headstart.policy import Wishes
+from headstart.policy.fixed import FixedPolicy
 from tests import tiny
 from tests.harness import engine, request, run
 
@@ -54,12 +55,13 @@ class Whole:
 
 
 @torch.inference_mode()
-def expected_chain(head: Eagle3Head, model: Any, tokens: list[int], depth: int) -> list[int]:
-    """The likeliest chain behind a text, from one plain forward of the target over all of it."""
+def expected_chain(head: Eagle3Head, model: Any, tokens: list[int], depth: int, missed: range = range(0)) -> list[int]:
+    """The likeliest chain behind a text, from one plain forward of the target over all of it, but for what the head missed."""
     hidden = model(torch.tensor([tokens[:-1]]), output_hidden_states=True, use_cache=False).hidden_states
     features = torch.cat([hidden[t][0] for t in head.spec.taps], -1)
+    read = torch.tensor([i for i in range(len(tokens) - 1) if i not in missed])
     context = Whole()
-    state = head.advance(0, head.begin(features), torch.tensor(tokens[1:]), torch.arange(len(tokens) - 1), context)[-1:]
+    state = head.advance(0, head.begin(features[read]), torch.tensor(tokens[1:])[read], read, context)[-1:]
     out: list[int] = []
     for level in range(depth):
         best = int(head.logits(level, state).argmax())
@@ -249,6 +251,63 @@ def test_a_request_without_budget_costs_nothing_and_catches_up_later() -> None:
     assert 0 < forwards.count(0) <= sum(turn) // 4 + 1
     for tokens, draft in seen:
         assert draft.tokens == expected_chain(head, tiny.model(), tokens, len(draft))
+
+
+class Resting(FixedPolicy):
+    """Asks for no drafts while so many tokens of an answer are there, and lets heads rest meanwhile."""
+
+    breaks = (range(3, 7), range(9, 11))
+
+    def rests(self, r: Request) -> bool:
+        return any(r.num_output in span for span in self.breaks)
+
+    def ask(self, requests: Any, proposals: Any, load: Any) -> list[Wishes]:
+        wishes = super().ask(requests, proposals, load)
+        return [{} if self.rests(r) else own for r, own in zip(requests, wishes, strict=True)]
+
+    def holds(self) -> bool:
+        return False
+
+
+def gaps(e: Any) -> dict[tuple[int, ...], range]:
+    """What a head had missed of the texts that it drafted for."""
+    drafter, missed = next(iter(e.drafting.drafters.values())), {}
+    propose = drafter.propose
+
+    def watch(view: Any) -> Any:
+        missed.update({tuple(r.tokens): drafter._trails.get(r.id, Trail()).missed for r in view.requests})
+        return propose(view)
+
+    drafter.propose = watch
+    return missed
+
+
+@pytest.mark.parametrize(
+    "spec", [CHAIN, TREE | {"top_k": 1, "max_branches": 1, "num_draft_nodes": 4}], ids=["chain", "tree"]
+)
+@pytest.mark.parametrize("options", [{}, {"layers": 2}], ids=str)
+def test_a_head_that_rested_joins_again_and_has_missed_what_came_in_between(spec: dict, options: dict) -> None:
+    head = eagle(**options)
+    e = engine(tiny.model(), spec, head=head, share_prefixes=False)
+    e.policy = Resting(e.drafting.config, e.drafting.choices)
+    seen, missed, rs = watched(e), gaps(e), asked(3, max_tokens=20)
+    assert run(e, rs) == plain_texts(rs)
+    assert sum(bool(m) for m in missed.values()) > 6 and all(r.stats.drafted for r in rs)
+    for tokens, draft in seen:
+        assert draft.tokens == expected_chain(head, tiny.model(), tokens, len(draft), missed[tuple(tokens)])
+        at = missed[tuple(tokens)]
+        assert not at or any(at.start >= len(r.prompt) and tokens[: len(r.prompt)] == r.prompt for r in rs)
+
+
+def test_a_head_that_rested_reads_all_of_a_text_that_is_computed_anew() -> None:
+    head = eagle()
+    e = engine(tiny.model(), CHAIN, head=head, pages=14, max_len=50, share_prefixes=False)
+    e.policy = Resting(e.drafting.config, e.drafting.choices)
+    seen, missed, rs = watched(e), gaps(e), asked(4)
+    assert run(e, rs) == plain_texts(rs)
+    assert sum(r.stats.preemptions for r in rs) > 0
+    for tokens, draft in seen:
+        assert draft.tokens == expected_chain(head, tiny.model(), tokens, len(draft), missed[tuple(tokens)])
 
 
 # ------------------------------------------------------------------ features

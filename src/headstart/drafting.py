@@ -259,8 +259,25 @@ class Drafting:
         self._readers[request.id] = self._heads_of(request.id)
 
     def excuse(self, request: Request) -> None:
-        """This request goes without them."""
+        """This request goes without them, for good."""
         self._forbid([(request.id, n) for n in self._heads_of(request.id)])
+
+    def rest(self, request: Request) -> None:
+        """They stop reading it, until they join again."""
+        self.changes += 1
+        del self._readers[request.id]
+
+    def late(self, request: Request, names: Iterable[str]) -> list[str]:
+        """Those of them that would have to join first."""
+        reading = self._readers.get(request.id, ())
+        return [n for n in names if self.drafters[n].needs.hidden_layers and n not in reading]
+
+    def join(self, request: Request, names: Iterable[str]) -> None:
+        """These read on from the token that is computed next."""
+        self.changes += 1
+        for name in names:
+            self._readers.setdefault(request.id, []).append(name)
+            self.drafters[name].join(request.id, request.computed)
 
     def _heads_of(self, request: str) -> list[str]:
         return [name for name in self._choices.get(request, ()) if self.drafters[name].needs.hidden_layers]
@@ -355,7 +372,7 @@ class Drafting:
         """To each drafter that reads, what is of its requests."""
         for name, drafter in self.drafters.items():
             own = (
-                [(p, r) for p, r in readings if name in self.choices(p.request)] if drafter.needs.hidden_layers else []
+                [(p, r) for p, r in readings if name in self.readers(p.request)] if drafter.needs.hidden_layers else []
             )
             if not own:
                 continue

@@ -98,6 +98,7 @@ class Flight:
     settled: bool = False
     read: bool = False  # drafters have read what it has of prompts: they need not wait for its end
     followed: bool = False  # the next step was launched before this one was settled
+    repeated: bool = False  # it is the step before over again
     again: int = 0  # so many steps may repeat it,
     stamp: tuple[int, int] = (0, 0)  # as long as nobody came or went since then
 
@@ -140,7 +141,7 @@ class Engine:
         runner.allocate(self.pool.num_slots, config.page_size, config.max_batch_tokens, config.max_num_seqs)
         self.max_len = min(max_len, self.pool.num_slots - 1)
         self.scheduler = Scheduler(self.pool, config.max_num_seqs, config.max_batch_tokens, self.max_len)
-        self.scheduler.welcome = self._welcome
+        self.scheduler.welcome, self.scheduler.part_with = self._welcome, self._read_again
         self.drafting = Drafting(speculative or SpeculativeConfig(), around or Surroundings(runner.vocab_size))
         self.policy: Policy = policy or make_policy(self.drafting.config, self.drafting.choices, runner.chooses)
         self.delivery = Delivery(decode)
@@ -156,6 +157,7 @@ class Engine:
         self._settled = 0.0  # when the last step was
         self._pace = 0.0  # seconds of the last forward of one row, with all that surrounds it
         self._wait = runner.synchronize if config.profile else None
+        self.repeats = runner.repeats
         self.at_end: Callable[[], None] = lambda: None  # whoever wants to keep something
 
     # ------------------------------------------------------------------ coming and going
@@ -176,6 +178,12 @@ class Engine:
             else:
                 self.drafting.excuse(request)
         request.space = self.drafting.space(request)
+
+    def _read_again(self, request: Request) -> None:
+        """It was set aside, and all of it will be computed anew. So it can be read, even if they rested."""
+        if self.drafting.could_be_read(request):
+            self.drafting.enlist(request)
+            request.space = self.drafting.space(request)
 
     def _check(self, request: Request) -> None:
         if not request.prompt:
@@ -389,14 +397,14 @@ class Engine:
         forward = self.runner.again(batch)
         clock.lap("target")
         return replace(
-            before, drafted=drafted, batch=batch, forward=forward, clock=clock, expected=[], followed=False,
+            before, drafted=drafted, batch=batch, forward=forward, clock=clock, expected=[], followed=False, repeated=True,
             again=before.again - 1,
         )  # fmt: skip
 
     def _reserve_ahead(self, plan: Plan, drafted: Drafted) -> int:
         """How many steps may repeat the one that is being launched: where each request has one row, and a draft if one was
         wished for. KV for them is reserved, where there is plenty."""
-        if not self.runner.repeats or self.scheduler.may_admit or any(p.has_prompt for p in plan.parts):
+        if not self.repeats or self.scheduler.may_admit or any(p.has_prompt for p in plan.parts):
             return 0
         if not self.policy.holds() or not self.drafting.can_repeat(drafted, [p.request for p in plan.parts]):
             return 0
@@ -422,8 +430,10 @@ class Engine:
         """Can its next draft be made on the device? What a step left for a drafter to read is gone when the next one runs, so
         that drafter has to be asked there, or be done with this text."""
         request, reading = part.request, self.drafting.readers(part.request)
-        if not wishes and (not reading or self.policy.dismisses(request)):
+        if not wishes and (not reading or self.policy.rests(request)):
             return True
+        if self.drafting.late(request, wishes):  # where it joins has to be known
+            return False
         ahead = part.seat >= 0 and self.drafting.are_ahead(wishes or reading)
         return ahead or not (reading or self._drafts_for(request))
 
@@ -515,17 +525,22 @@ class Engine:
 
     def _wishes(self, plan: Plan, out: Drafted, load: Load, follows: bool) -> list[Wishes]:
         """Whom the policy wants to ask. Behind a step on its way, drafters that read along are asked in any case: what that
-        step leaves for them is gone when the next one runs."""
+        step leaves for them is gone when the next one runs. One that rested joins in this step, and drafts from the next on."""
         requests = [p.request for p in plan.ready]
         wishes = self.policy.ask(requests, out.proposals, load)
-        if any(out.proposals) or not self.drafting.anyone_reads:
+        if any(out.proposals) or not self.drafting.taps:
             return wishes
         wishes = list(wishes)
         for i, (part, own) in enumerate(zip(plan.ready, wishes, strict=True)):
-            if not own and (names := self.drafting.readers(part.request)):
-                if self.policy.dismisses(part.request):
-                    self.drafting.excuse(part.request)
-                    part.request.space = NO_SPACE
+            r = part.request
+            if late := self.drafting.late(r, own):
+                wishes[i] = {name: wish for name, wish in own.items() if name not in late}
+                if not follows:
+                    self.drafting.join(r, late)
+            elif not own and (names := self.drafting.readers(r)):
+                if self.policy.rests(r) and not part.has_prompt:
+                    self.drafting.rest(r)
+                    r.space = NO_SPACE  # who goes on from here would miss what is not read
                 elif follows and part.seat >= 0:
                     wishes[i] = dict.fromkeys(names, Wish(0, 0))
         return wishes
@@ -859,7 +874,7 @@ class Engine:
         times = StepTimes(
             laps["draft"], target, laps["verify"], laps["host"], rows, prefill, target + around, reach,
             tuple(flight.drafted.errands), produced, laps["policy"],
-            flight.drafted.wishes, [len(t) for t in flight.drafted.trees],
+            flight.drafted.wishes, [len(t) for t in flight.drafted.trees], flight.repeated,
         )  # fmt: skip
         if not prefill and not ran:
             self._compare(flight, verdicts, period)

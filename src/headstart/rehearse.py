@@ -18,7 +18,8 @@ from headstart.progress import bar
 
 COMPANIES = (1, 2, 4, 8, 16, 32, 64)
 PROMPT, PATTERN = 64, 8  # tokens of a made-up text, and after how many it repeats itself
-WARM, TIMED = 9, 15  # steps before and while times are taken
+WARM, TIMED = 9, 15  # steps before and while times are taken,
+PLANNED = 10  # and then, where none is the one before over again
 CROWDS = (1, 8, 32, 64)  # companies to which newcomers come, to know what reading along takes
 ADMISSIONS, SETTLED = 8, 2  # how many do, and the steps after their first token in which they still disturb
 MOST_TOKENS = 8  # that a step may bring
@@ -45,7 +46,7 @@ def rehearse(engine: Engine, policy: AheadPolicy) -> None:
             for company in (n for n in CROWDS if n in sizes and reading):
                 plain = _admission(engine, policy, words, company, None)
                 for name in reading:
-                    more = _admission(engine, policy, words, company, modes[name][0]) - plain
+                    more = _admission(engine, policy, words, company, name) - plain
                     policy.periods.put_reading(name, company, max(0.0, more))
     finally:
         policy.rehearses, policy.ordered = False, None
@@ -65,7 +66,7 @@ def _prepare(engine: Engine, modes: dict[str, list[Mode]]) -> None:
 
 def companies(engine: Engine, modes: dict[str, list[Mode]]) -> list[int]:
     """As many requests as run at once, as far as there is memory for all they may write here."""
-    longest = PROMPT + (WARM + TIMED) * MOST_TOKENS * max(1, *(len(own) for own in modes.values()))
+    longest = PROMPT + (WARM + TIMED + PLANNED) * MOST_TOKENS * max(1, *(len(own) for own in modes.values()))
     if longest + MOST_TOKENS > engine.max_len:
         return []
     most = min(engine.config.max_num_seqs, engine.pool.num_slots // (longest + engine.config.page_size))
@@ -95,16 +96,21 @@ def _play(
         for mode in modes:
             policy.order(mode)
             seconds = [_seconds(engine) for _ in range(WARM + TIMED)][WARM:]
+            engine.repeats = False
+            turned = [_seconds(engine) for _ in range(PLANNED)][1:]
+            engine.repeats = engine.runner.repeats
             if all(r.finish_reason is None for r in requests):
-                policy.periods.put(mode, company, float(np.median(seconds)))
+                policy.periods.put(mode, company, float(np.median(seconds)), float(np.median(turned)))
     finally:
+        engine.repeats = engine.runner.repeats
         _leave(engine, requests)
 
 
-def _admission(engine: Engine, policy: AheadPolicy, words: Sequence[int], company: int, mode: Mode | None) -> float:
-    """Seconds that it takes, besides the steps as such, until a newcomer is one of the company, all of whom draft this way."""
-    name, found = mode.drafter if mode is not None else None, []
-    policy.order(mode)
+def _admission(engine: Engine, policy: AheadPolicy, words: Sequence[int], company: int, name: str | None) -> float:
+    """Seconds that it takes, besides the steps as such, until a newcomer is one of the company, where this drafter reads the
+    prompts and nobody drafts."""
+    found = []
+    policy.order(None)
     first = 10_000 * company + 5_000 * (name is not None)  # texts that nobody has had before
     others = list(_made_up(engine, words, company - 1, name, first))
     requests = list(others)
@@ -121,7 +127,7 @@ def _admission(engine: Engine, policy: AheadPolicy, words: Sequence[int], compan
             while not request.num_output:
                 seconds.append(_seconds(engine))
             seconds += [_seconds(engine) for _ in range(SETTLED)]
-            found.append(sum(seconds) - len(seconds) * policy.periods.of(mode, company))
+            found.append(sum(seconds) - len(seconds) * policy.periods.of(None, company))
             engine.abort(request)
             while not others and not engine.idle:
                 engine.step()

@@ -68,7 +68,8 @@ class Scheduler:
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         self.changes = 0  # of who runs
-        self.welcome: Callable[[Request], None] = lambda request: None  # hears of each that is next in line, once
+        self.welcome: Callable[[Request], None] = lambda request: None  # hears of each that is next in line, once,
+        self.part_with: Callable[[Request], None] = lambda request: None  # and of each that is set aside
         self._new: set[str] = set()  # those of whom it has not heard
 
     # -------------------------------------------------------------- coming and going
@@ -183,6 +184,7 @@ class Scheduler:
         victim.computed = 0
         victim.stats.preemptions += 1
         self.waiting.appendleft(victim)
+        self.part_with(victim)
 
     def reserve_drafts(self, plan: Plan, budgets: list[int]) -> None:
         """Find KV for the drafts; a draft never pushes anyone out, it shrinks. Rows of the forward are bounded too."""

@@ -50,25 +50,27 @@ def test_what_pays_is_drafted_and_the_text_is_the_same(seconds: dict[str, float]
 
 
 def test_modes_change_and_heads_let_go_while_steps_are_on_their_way(monkeypatch) -> None:
-    """Each decision is another one; the second request is dismissed after some tokens, the last one never reads along."""
+    """Each decision is another one; the second request is left alone now and then, the last one is never read."""
     e, policy = decided(eagle3=1.01)
-    turns, excused, excuse = itertools.cycle(range(1, 4)), [], e.drafting.excuse
-    monkeypatch.setattr(e.drafting, "excuse", lambda r: (excused.append(r), excuse(r)))
+    turns, rested, rest = itertools.cycle(range(1, 4)), [], e.drafting.rest
+    monkeypatch.setattr(e.drafting, "rest", lambda r: (rested.append(r), rest(r)))
+    joined, join = [], e.drafting.join
+    monkeypatch.setattr(e.drafting, "join", lambda r, names: (joined.append(r), join(r, names)))
 
     def decide(requests: Any, guests: Any, load: Any) -> None:
         turn = next(turns)
-        policy._steps, policy._due = 0, 1
+        policy._steps, policy._due = 0, 2
         for r, guest in zip(requests, guests, strict=True):
-            reads = e.drafting.reads(r)
-            guest.dismissed = reads and r.seed == 1 and r.num_output > 3
-            drafts = not guest.dismissed and (reads or turn == 1 or r.seed == 1)
+            reads = r.seed != 2
+            drafts = turn == 1 if r.seed else True
             policy._set(guest, (MODES[turn] if reads else MODES[0]) if drafts else None)
 
     monkeypatch.setattr(policy, "_decide", decide)
     monkeypatch.setattr(policy, "enlist", lambda request, load: request.seed != 2)
     drafts, rs = Drafts(e), asked(temperature=0.4)
     assert run(e, rs) == wanted(heat=0.4)
-    assert drafts.ahead > 2 and set(excused) == {rs[1], rs[2]} and rs[1].space == NO_SPACE
+    assert drafts.ahead > 2 and set(rested) == set(joined) == {rs[1]}
+    assert [r.space for r in rs] == [1, NO_SPACE, 0]
     assert ["eagle3" in r.stats.by_drafter for r in rs] == [True, True, False]
 
 

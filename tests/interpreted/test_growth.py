@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from headstart.core import Request
+from headstart.drafters import heads
 from headstart.models import kernel_runner
 from headstart.models.heads import grower
 from headstart.models.heads.eagle import Eagle3Head
@@ -18,6 +19,7 @@ from tests import tiny
 from tests.harness import Drafts, engine, request, run
 from tests.interpreted import test_kernel_engine
 from tests.interpreted.test_kernel_engine import PROMPTS
+from tests.test_head_drafter import Resting
 
 small = functools.partial(test_kernel_engine.small, "llama", seed=4)
 CHAIN: dict[str, Any] = {"method": "eagle3", "num_speculative_tokens": 3}
@@ -130,3 +132,48 @@ def test_a_prompt_that_is_shared_to_its_last_token_is_read_on_from_there() -> No
     assert (
         min(len(text) for text in drafted if text[: len(again.prompt)] == tuple(again.prompt)) == len(again.prompt) + 1
     )
+
+
+def test_drafts_behind_a_gap_are_those_of_the_host(monkeypatch) -> None:
+    """A head rests while others draft beside it, and joins again: the device does not look at what it has missed."""
+    e = engine(small(), CHAIN, head=eagle())
+    e.policy = Resting(e.drafting.config, e.drafting.choices)
+    drafts, device, host = Drafts(e), e.drafting.drafters["eagle3"], engine(TorchRunner(small()), CHAIN, head=eagle())
+    missed: dict[tuple[int, ...], range] = {}
+    join = device.join
+
+    def joined(request: str, position: int) -> None:
+        join(request, position)
+        r = next(r for r in rs if r.id == request)
+        missed[tuple(r.prompt)] = device._trails[request].missed
+
+    monkeypatch.setattr(device, "join", joined)
+    rs = asked(20)
+    assert run(e, rs, 2) == wanted(20)
+    assert len(missed) == len(rs) and all(r.stats.accepted for r in rs) and drafts.ahead > 6
+
+    reader = host.drafting.drafters["eagle3"]
+    read, found = reader.read, Drafts(host)
+
+    def forgetful(readings: Any, hidden: Any) -> None:
+        read(readings, hidden)
+        for r in readings:
+            own = next(m for prompt, m in missed.items() if tuple(r.tokens[: len(prompt)]) == prompt)
+            trail = reader._trails[r.id]
+            if trail.known > own.stop:
+                assert trail.read >= own.stop, "features that wait are of what it has read"
+                trail.missed = own
+
+    monkeypatch.setattr(heads, "EAGER", 1)
+    monkeypatch.setattr(reader, "read", forgetful)
+    for r in asked(28):
+        run(host, [r])
+    behind = {
+        text: draft
+        for text, draft in drafts.found.items()
+        if draft[0]
+        and text in found.found
+        and any(len(text) > m.stop + 2 and text[: len(p)] == p for p, m in missed.items())
+    }
+    assert len(behind) > 3 * len(rs)
+    assert behind == {text: found.found[text] for text in behind}

@@ -60,9 +60,11 @@ EAGER = 64  # features of so many tokens are read at once; fewer wait until a dr
 
 @dataclass
 class Trail:
-    """How far the head has read one text. Tokens [0, read) have entries in its KV; `features` are of those that follow."""
+    """How far the head has read one text. Tokens [0, read) have entries in its KV, but for those that it missed; `features`
+    are of those that follow."""
 
     read: int = 0
+    missed: range = range(0)
     features: list[torch.Tensor] = field(default_factory=list)
     state: torch.Tensor | None = None  # (1, S) behind the last one read
 
@@ -74,6 +76,27 @@ class Trail:
     def known(self) -> int:
         return self.read + self.waiting
 
+    def turn_to(self, start: int) -> None:
+        """The next features are of this token: it was computed anew, or is shared with others that were read."""
+        if start != self.known:
+            self.missed = range(self.missed.start, start) if self.missed else self.missed
+            self.reached(start)
+
+    def skip_to(self, start: int) -> None:
+        """It did not read what stands before this token, from where it was on."""
+        self.missed = range(self.missed.start if self.missed else min(self.read, start), start)
+        self.reached(start)
+
+    def seen(self, slots: np.ndarray, end: int) -> np.ndarray:
+        """The slots of the tokens before `end` that it has read."""
+        return (
+            np.concatenate([slots[: self.missed.start], slots[self.missed.stop : end]]) if self.missed else slots[:end]
+        )
+
+    def reached(self, known: int) -> None:
+        """All before this token was read on the device."""
+        self.read, self.features, self.state = known, [], None
+
 
 @dataclass(frozen=True)
 class Question:
@@ -83,7 +106,7 @@ class Question:
     view: View
     drafted: list[RequestView]
     grower: Grower
-    numbers: torch.Tensor  # their lines and seats, on the device
+    numbers: torch.Tensor  # their lines and seats, and what the head has missed, on the device
     sizes: tuple[int, ...]
 
 
@@ -142,7 +165,7 @@ class HeadDrafter(GrowingDrafter):
         """Take the features of what the target computed. Long pieces are read now, the others when a draft is asked for."""
         if hidden is None:
             for r in readings:
-                self._trails[r.id] = Trail(r.start + len(r.rows))
+                self._trails.setdefault(r.id, Trail()).reached(r.start + len(r.rows))
             return
         if self.reads_ahead and all(r.ends and not self._waits(r.id) for r in readings):
             return self._write_down(readings, hidden)  # nobody goes on, but others may share it
@@ -152,8 +175,9 @@ class HeadDrafter(GrowingDrafter):
         features = torch.cat([hidden[layer].index_select(0, rows) for layer in self.head.spec.taps], -1)
         for r, own in zip(readings, features.split([len(r.rows) for r in readings]), strict=True):
             trail = self._trails.setdefault(r.id, Trail())
-            if r.start != trail.known or not self.head.shapes:  # taken over from others, or computed anew
-                trail.read, trail.features, trail.state = r.start, [], None
+            trail.turn_to(r.start)
+            if not self.head.shapes:
+                trail.reached(r.start)
             trail.features.append(own)
         most = 1 if self.growers else EAGER  # the device reads on from the last known token
         long = [r for r in readings if r.ends or r.known > most or self._trails[r.id].waiting >= EAGER]
@@ -172,7 +196,9 @@ class HeadDrafter(GrowingDrafter):
     def read_ahead(self, readings: Sequence[Reading], step: DeviceStep) -> None:
         """Entries of prompts alone: the state behind the last known token is found when a draft is asked for."""
         for r in readings:
-            self._trails[r.id] = Trail(r.start + len(r.rows))
+            trail = self._trails.setdefault(r.id, Trail())
+            trail.turn_to(r.start)
+            trail.reached(r.start + len(r.rows))
         self._write_down(readings, step.hidden)
 
     def _write_down(self, readings: Sequence[Reading], hidden: Mapping[int, torch.Tensor]) -> None:
@@ -206,6 +232,9 @@ class HeadDrafter(GrowingDrafter):
             self._grow_levels(growths, logq)
         done = {g.view.id: self._chosen_tree(g) for g in growths}
         return Draft.of([done.get(r.id, Tree()) for r in view.requests], torch.cat(logq) if logq else None)
+
+    def join(self, request: str, position: int) -> None:
+        self._trails.setdefault(request, Trail()).skip_to(position)
 
     def release(self, request: RequestView) -> None:
         self._trails.pop(request.id, None)
@@ -261,10 +290,12 @@ class HeadDrafter(GrowingDrafter):
         self._catch_up([(r.id, r.tokens, r.slots) for r in drafted if self._has_more(r)])
         grower, count, padded = self._grower(drafted), len(drafted), double_up(len(drafted))
         many = drafted + drafted[-1:] * (padded - count)
-        numbers = texts.on_device([*(r.line for r in many), *(r.seat for r in many)])
+        missed = [self._trails[r.id].missed for r in many]
+        numbers = texts.on_device(
+            [*(r.line for r in many), *(r.seat for r in many), *(m.start for m in missed), *(m.stop for m in missed)]
+        )
         for r in drafted:
-            trail = self._trails[r.id]
-            trail.read, trail.features, trail.state = trail.known, [], None
+            self._trails[r.id].reached(self._trails[r.id].known)
         ids = {r.id for r in drafted}
         sizes = tuple(min(r.budget, grower.growth.nodes) if r.id in ids else -1 for r in view.requests)
         self._asked = Question(view, drafted, grower, numbers, sizes)
@@ -346,9 +377,10 @@ class HeadDrafter(GrowingDrafter):
                 features.append(blank.features.expand(len(own), -1))
                 following += [blank.token] * len(own)
             positions += range(trail.read, trail.known + len(own))
-            room = np.concatenate([slots[: trail.known], own])
-            segments.append(Segment(start, len(following), trail.read, room))
-        state = self._advance(0, self.head.begin(torch.cat(features)), following, positions, segments)
+            room = np.concatenate([trail.seen(slots, trail.known), own])
+            segments.append(Segment(start, len(following), trail.read - len(trail.missed), room))
+        paged = not any(self._trails[id].missed for id, _, _ in waiting)
+        state = self._advance(0, self.head.begin(torch.cat(features)), following, positions, segments, paged)
         for (id, _, _), segment in zip(waiting, segments, strict=True):
             trail, end = self._trails[id], segment.stop - len(blanks.get(id, ()))
             ahead[id] = state[end : segment.stop]
@@ -370,7 +402,7 @@ class HeadDrafter(GrowingDrafter):
             features.append(own[: end - trail.read])
             following += tokens[trail.read + 1 : end + 1]
             positions += range(trail.read, end)
-            segments.append(Segment(start, len(following), trail.read, slots[:end]))
+            segments.append(Segment(start, len(following), trail.read - len(trail.missed), trail.seen(slots, end)))
             trail.features, trail.read, trail.state = [own[end - trail.read :]] if id not in over else [], end, None
         if following:
             batch = Batch(np.array(following), np.array(positions), segments, np.empty(0, np.int64))
@@ -379,14 +411,21 @@ class HeadDrafter(GrowingDrafter):
             self.head.remember(self.head.begin(torch.cat(features)), token, position, context)
 
     def _advance(
-        self, level: int, state: torch.Tensor, tokens: list[int], positions: list[int], segments: list[Segment]
+        self,
+        level: int,
+        state: torch.Tensor,
+        tokens: list[int],
+        positions: list[int],
+        segments: list[Segment],
+        paged: bool = False,
     ) -> torch.Tensor:
+        """`paged`: the slots of each segment are whole pages, one behind the other."""
         token, position = (torch.tensor(x, device=self.device) for x in (tokens, positions))
         if not self.head.shapes:
             return self.head.advance(level, state, token, position, None)
         batch = Batch(np.array(tokens), np.array(positions), segments, np.empty(0, np.int64))
         context: Attends
-        if self.growers and all(s.parents is None for s in segments):
+        if self.growers and paged:
             context = self.growers[0].context(batch)
         else:
             context = Context(batch, self.keys, self.values, self.device)
@@ -413,8 +452,9 @@ class HeadDrafter(GrowingDrafter):
             tokens += [g.tree.tokens[n] for n in g.frontier]
             positions += [base + d - 1 for d in depth]
             own = self._own_slots(list(self._states).index(g.view.id), len(g.expanded))
-            slots = np.concatenate([g.view.slots[:base], own])
-            segments.append(Segment(start, len(tokens), base, slots, np.array(parents, dtype=np.int64)))
+            trail = self._trails[g.view.id]
+            slots, context = np.concatenate([trail.seen(g.view.slots, base), own]), base - len(trail.missed)
+            segments.append(Segment(start, len(tokens), context, slots, np.array(parents, dtype=np.int64)))
         state = self._advance(level, torch.cat(states), tokens, positions, segments)
         for g, segment in zip(growths, segments, strict=True):
             self._states[g.view.id] = torch.cat([self._states[g.view.id], state[segment.start : segment.stop]])

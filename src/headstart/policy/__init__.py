@@ -74,18 +74,20 @@ class StepTimes:
     policy: float = 0.0  # of deciding, in seconds
     asked: Sequence[Wishes] = ()  # what drafters were asked for, for each request
     drafted: Sequence[int] = ()  # nodes that were verified, for each request
+    repeated: bool = False  # it was the step before over again
 
 
 class Policy(Protocol):
     cuts: bool  # whether it looks at drafts before they are verified, so that they cannot stay on the device
 
     def enlist(self, request: Request, load: Load) -> bool:
-        """A request comes: shall drafters that read along with the target do so? It takes them time from the first token on,
-        and they can serve it only then."""
+        """A request comes: shall drafters that read along with the target read its prompt? It takes them time, and they can
+        serve it only then."""
         ...
 
-    def dismisses(self, request: Request) -> bool:
-        """Shall those stop reading along? It is asked where they are not wished for, and they cannot serve it any more."""
+    def rests(self, request: Request) -> bool:
+        """Shall those stop reading along? It is asked where they are not wished for. When they are, they join again, and have
+        missed what came in between."""
         ...
 
     def ask(self, requests: Sequence[Request], proposals: Sequence[Proposals], load: Load) -> list[Wishes]:

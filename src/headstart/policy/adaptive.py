@@ -178,7 +178,7 @@ class AdaptivePolicy:
                 return True
         return not names
 
-    def dismisses(self, request: Request) -> bool:
+    def rests(self, request: Request) -> bool:
         return False
 
     # ------------------------------------------------------------------ whom to ask

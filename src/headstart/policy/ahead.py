@@ -5,8 +5,8 @@ step of a millisecond leaves no time to think. So there are a few *modes*, each 
 them is what steps really took (`periods`) and how many tokens drafts really brought (`outcomes`). Now and then, within a share
 of the time, the mode and the requests are chosen with which the engine makes most tokens per second.
 
-A drafter that reads along has to be asked in every step: it loses a text for which it is not. So whoever it does not pay for is
-*dismissed*, and goes on with what needs no reading.
+A drafter that reads along has to be asked in every step, or it loses the text. So whoever it does not pay for is left alone by
+it, and where it would pay again it joins, and has missed what came in between.
 """
 
 from __future__ import annotations
@@ -30,15 +30,13 @@ EVERY = 16  # steps for which a decision holds,
 SOON = 4  # and where requests are new
 DECIDING = 0.005  # share of the time that decisions may take: with many requests, they are taken less often
 TOKENS = 128.0  # of an answer, until some have been seen
-TRIES = 6  # drafts of a request before it is dismissed
 LEAST = 0.04  # a mode should bring so much more than none: its chances are guesses
-BEGIN = 0.1  # and so much more again where hardly any of the others draft: what drafts cost is hardly less for a few
-NEARLY = 0.97  # of the best speed is enough to keep drafting for more requests: a head that has lost a text does not come back
-PROBES = 0.005  # share of the time that trying what does not seem to pay may take,
+BEGIN = 0.03  # and so much more again where nobody drafts now: to begin takes a step or two
+READING = 0.005  # share of a request's time that reading its prompt may take, whether it is used or not
+PROBES = 0.008  # share of the time that trying what does not seem to pay may take,
 SAVED = 3  # and for how many trials it is saved up
-PROBE_STEPS = 3  # that a trial takes,
-AROUND = 2  # and how many steps it costs to begin and to end it
-DOUBTS = 2  # decisions against a request, one after the other, before it is dismissed
+PROBE_STEPS = 4  # that a trial takes, the first of them without drafts,
+AROUND = 1  # and how many steps it costs to begin and to end it
 HOST_MOST = 4  # requests up to which a drafter on the host is thought about: it makes the device wait for each of them
 SOLE = ("ngram", "suffix", "draft_model")  # those that need no reading along
 ON_DEVICE = ("ngram", *HEADS)
@@ -73,6 +71,10 @@ class AheadPolicy:
         self._time, self._cost = 1.0, 0.0  # seconds saved up for decisions, and those of the last one
         self._purse = 0.0  # seconds saved up for trials
         self._books: dict[str, list[int]] = {}  # for people: drafter -> steps in which it drafted, nodes
+        self._heard: dict[str, int] = {}  # drafter -> the step in which it drafted last,
+        self._now = 0  # of so many
+        self._turns = Share(0.01)  # steps in which somebody came or went, of all,
+        self._rounds = Share(0.01)  # and tokens that a request got in one
         self._tokens = TOKENS
         self._last = 1
         self._shares = [0.0, 0.0]  # seconds of deciding, and of all; they fade
@@ -107,7 +109,7 @@ class AheadPolicy:
         return guest
 
     def enlist(self, request: Request, load: Load) -> bool:
-        """Where a request like the others would be worth it now; and now and then, where time for it has been saved up."""
+        """Where reading its prompt takes next to nothing, or where a request like the others would be worth it now."""
         if self.rehearses:
             return True
         guest = self._guest(request)
@@ -115,21 +117,24 @@ class AheadPolicy:
         if not heads:
             return False
         company = max(1, load.num_running)
-        cost = self.periods.reading(heads[0].drafter, company)
-        plain = self.periods.of(None, company)
-        hope = self.outcomes.hope(heads[0], guest.heat)
-        gain = max((1 + hope * self.outcomes.worth(guest, m)) * plain / self.periods.of(m, company) for m in heads)
-        tokens = min(self._tokens, request.params.max_tokens)
-        if gain > 1 + LEAST + BEGIN * self._loneliness(company) and tokens * plain / company * (1 - 1 / gain) > cost:
+        cost, plain = self.periods.reading(heads[0].drafter, company), self.periods.of(None, company, self._churn())
+        whole = min(self._tokens, request.params.max_tokens) * plain / company
+        if cost <= READING * whole:
             return True
-        tries = (TRIES + SOON) * min(self.periods.extra(m, 1, company) for m in heads)
-        guest.tried = self._pays(cost + tries + 2 * self._cost)
-        return guest.tried
+        hope = self.outcomes.hope(heads[0], guest.heat)
+        brings = {m: hope * self.outcomes.worth(guest, m) for m in heads}
+        gain = max((1 + more) * plain / self._period(m, company, more) for m, more in brings.items())
+        return gain > 1 + LEAST and whole * (1 - 1 / gain) > cost
 
-    def _loneliness(self, company: int) -> float:
-        """The share of the others for whom no head drafts."""
-        drafting = sum(g.mode is not None and g.mode.drafter not in SOLE for g in self._guests.values())
-        return max(0.0, 1 - drafting / (company - 1)) if company > 1 else 0.0
+    def _period(self, mode: Mode, company: int, more: float) -> float:
+        """Seconds from step to step where all draft this way, and so many more tokens come with each."""
+        return self.periods.of(mode, company, self._churn(more))
+
+    def _churn(self, more: float = 0.0) -> float:
+        """The share of steps in which somebody comes or goes, where each step brings so many more tokens than plain ones:
+        requests live for so many tokens, not for so many steps."""
+        turned, rounds = min(0.98, self._turns.value(0.0)), max(1.0, self._rounds.value())
+        return 1 - (1 - turned) ** ((1 + more) / rounds)
 
     def _pays(self, cost: float) -> bool:
         """Is there so much in the purse? Then it is spent."""
@@ -139,8 +144,8 @@ class AheadPolicy:
         self._purse -= cost
         return True
 
-    def dismisses(self, request: Request) -> bool:
-        return self._guest(request).dismissed
+    def rests(self, request: Request) -> bool:
+        return self._guest(request).mode is None
 
     # ------------------------------------------------------------------ whom to ask
     def ask(self, requests: Sequence[Request], proposals: Sequence[Proposals], load: Load) -> list[Wishes]:
@@ -154,26 +159,25 @@ class AheadPolicy:
             turned = len(requests) > 2 * self._company or 2 * len(requests) < self._company
             if self._time >= self._cost or turned or self.rehearses or (self._trying and self._steps >= self._due):
                 self._decide(requests, guests, load)
-            else:
-                self._settle_in(new, load)
+            elif new:
+                self._settle_in(new, len(requests), load)
         self._asked, self._answers = list(requests), [g.wishes for g in guests]
         self._drafts = any(self._answers)
         return self._answers
 
-    def _settle_in(self, new: Sequence[Request], load: Load) -> None:
-        """Newcomers that a head reads draft as the others do, until it is decided for them; or as little as possible, to find
-        out whether it pays."""
-        for request, nodes in zip(new, self.fixed.most(new, load), strict=True):
-            guest = self._guest(request)
-            guest.decided = True
-            mode = self._common
-            if mode is None and guest.tried:
-                mode = self._cheapest({0: [n for n in self.choices(request) if n not in SOLE]}, load)
-                self._trying = True
-            if mode is not None and guest.welcome and mode.drafter in self.choices(request) and nodes >= mode.nodes:
-                self._set(guest, mode)
-        if new:
-            self._due = min(self._due, self._steps + (TRIES if self._trying else SOON))
+    def _settle_in(self, new: Sequence[Request], company: int, load: Load) -> None:
+        """Newcomers that a head has read draft as the others do until it is decided for them, or to find out whether it pays."""
+        guests, most = [self._guest(r) for r in new], self.fixed.most(new, load)
+        able = {i: self.choices(r) for i, r in enumerate(new) if guests[i].welcome and most[i] and load.room > 0}
+        heads = {i: own for i, names in able.items() if (own := [n for n in names if n not in SOLE])}
+        common = self._common
+        if common is not None:
+            chosen = {i: common for i, names in heads.items() if common.drafter in names and most[i] >= common.nodes}
+        else:
+            chosen = self._trial(guests, heads, company, load) if not self._trying else {}
+        for i, guest in enumerate(guests):
+            self._set(guest, chosen.get(i))
+        self._due = min(self._due, self._steps + (PROBE_STEPS if self._trying else SOON))
 
     def _set(self, guest: Guest, mode: Mode | None) -> None:
         guest.mode, guest.decided = mode, True
@@ -197,11 +201,7 @@ class AheadPolicy:
             mode = self.ordered
             chosen = {i: mode for i, names in able.items() if mode is not None and mode.drafter in names}
         else:
-            readers = {i: own for i, names in able.items() if (own := [n for n in names if n not in SOLE])}
-            chosen = self._choose_readers(guests, readers, load)
-            chosen |= self._choose_others(
-                guests, {i: list(n) for i, n in able.items() if i not in readers}, load, chosen
-            )
+            chosen = self._choose(guests, {i: list(names) for i, names in able.items()}, load)
         for i, (guest, nodes) in enumerate(zip(guests, most, strict=True)):
             mode = chosen.get(i)
             self._set(guest, mode if mode is None or nodes >= mode.nodes else _smaller(mode, nodes))
@@ -211,53 +211,52 @@ class AheadPolicy:
         self._cost = self.clock() - began
         self._time = min(self._time, 2 * self._cost) - self._cost
 
-    def _choose_readers(self, guests: Sequence[Guest], members: Members, load: Load) -> dict[int, Mode]:
-        """Those that a head reads draft with it or are dismissed."""
-        _, mode, drafted = self._best(guests, members, load, NEARLY)
-        self._common, chosen, kept = mode, {}, set(drafted)
-        mode = mode or self._cheapest(members, load)
-        for i, names in members.items():
-            new = guests[i].tries(names) < TRIES
-            guests[i].doubts = 0 if i in kept or new else guests[i].doubts + 1
-            if mode is not None and guests[i].doubts < DOUBTS:
-                chosen[i] = mode
-                self._due = SOON if i not in kept else self._due  # soon more is known
-            else:
-                guests[i].dismissed = True
-        return chosen
-
-    def _choose_others(
-        self, guests: Sequence[Guest], members: Members, load: Load, chosen: dict[int, Mode]
-    ) -> dict[int, Mode]:
-        """The others draft where that pays, or to find out whether it does."""
-        if chosen or len(guests) > HOST_MOST:  # one that drafts on the host would make the others wait
-            members = {i: own for i, names in members.items() if (own := [n for n in names if n in ON_DEVICE])}
+    def _choose(self, guests: Sequence[Guest], members: Members, load: Load) -> dict[int, Mode]:
+        """Whoever it pays for drafts the way that pays most; then those whom that drafter may not serve. Or somebody drafts to
+        find out whether it would pay."""
+        if len(guests) > HOST_MOST:
+            members = _some(members, ON_DEVICE)
         _, mode, drafted = self._best(guests, members, load)
-        if mode is None and (mode := self._cheapest(members, load)) is not None:
-            drafted = self._trial(guests, mode, [i for i, names in members.items() if mode.drafter in names])
-        return dict.fromkeys(drafted, mode) if mode is not None else {}
+        self._common = mode if mode is not None and mode.drafter not in SOLE else None
+        if mode is None:
+            return self._trial(guests, members, len(guests), load)
+        served = mode.drafter
+        others = _some({i: names for i, names in members.items() if served not in names}, ON_DEVICE)
+        _, other, more = self._best(guests, others, load)  # one that drafts on the host would make the others wait
+        return dict.fromkeys(drafted, mode) | (dict.fromkeys(more, other) if other is not None else {})
 
-    def _trial(self, guests: Sequence[Guest], mode: Mode, members: list[int]) -> list[int]:
-        """Those that have waited longest for it, where the time has been saved up."""
-        count = max(1, len(members) // 8)
-        company = len(guests)
-        around = AROUND * self.periods.of(None, company) + self._cost
-        if not members or not self._pays(PROBE_STEPS * self.periods.extra(mode, count, company) + around):
-            return []
-        self._due = PROBE_STEPS
+    def _trial(self, guests: Sequence[Guest], members: Members, company: int, load: Load) -> dict[int, Mode]:
+        """Of the drafter that was heard longest ago, in its cheapest way: of a head for newcomers, whom it need not join; or for
+        some of those that it was asked least for; or for all, where that costs less. Nobody, where the time has not been saved
+        up."""
+        fresh = any(not guests[i].decided for i in members)
+        names = {n for own in members.values() for n in own}
+        names = sorted(names, key=lambda n: (fresh and n in SOLE, self._heard.get(n, -1)))
+        modes = [m for n in names for m in self._known_modes([n]) if m.nodes <= load.room]
+        if not modes:
+            return {}
+        mode = min((m for m in modes if m.drafter == modes[0].drafter), key=lambda m: self.periods.extra(m, 1, 1))
+        own = sorted((i for i, n in members.items() if mode.drafter in n), key=lambda i: guests[i].known(mode.drafter))
+        new = [i for i in own if not guests[i].decided]
+        plain, each = self.periods.of(None, company), sum(self.outcomes.worth(guests[i], mode) for i in own)
 
-        def known(i: int) -> float:
-            own = guests[i].owns.get(mode.drafter)
-            return own.expected[0] if own is not None else 0.0
+        def costs(count: int) -> float:
+            brings = plain * each / len(own) * count / company
+            around = 0.0 if count == len(new) else AROUND * plain
+            return around + PROBE_STEPS * max(0.0, self.periods.extra(mode, count, company) - brings)
 
-        self._trying = True
-        return sorted(members, key=known)[:count]
+        count = min({len(new) or 1, max(1, len(own) // 8), len(own)}, key=costs)
+        if not self._pays(costs(count) + self._cost):
+            return {}
+        self._due, self._trying, self._heard[mode.drafter] = PROBE_STEPS, True, self._now
+        return dict.fromkeys((new or own)[:count] if count == len(new) else own[:count], mode)
 
-    def _best(self, guests: Sequence[Guest], members: Members, load: Load, enough: float = 1.0) -> Choice:
-        """What makes most tokens per second, for as many as leave `enough` of it. No mode: plain steps do."""
-        company = len(guests)
-        plain = self.periods.of(None, company)
-        found: Choice = ((1 + LEAST) * company / plain, None, [])
+    def _best(self, guests: Sequence[Guest], members: Members, load: Load) -> Choice:
+        """What makes most tokens per second, and for whom. No mode: plain steps do."""
+        company, churn = len(guests), self._churn()
+        plain = self.periods.of(None, company, churn)
+        least = 1 + LEAST + (0 if any(g.mode is not None for g in guests) else BEGIN)
+        found: Choice = (least * company / plain, None, [])
         for mode in self._known_modes(sorted({n for names in members.values() for n in names})):
             if mode.nodes > load.room:
                 continue
@@ -266,19 +265,13 @@ class AheadPolicy:
             worth = np.array([self.outcomes.worth(guests[i], mode) for i in own])
             order = np.argsort(-worth, kind="stable")
             tokens = company + worth[order].cumsum()
-            counts = _counts(len(own))
-            speed = [curious * tokens[n - 1] / (plain + self.periods.extra(mode, n, company)) for n in counts]
-            best = max(speed)
-            if best > found[0]:
-                last = max(k for k, s in enumerate(speed) if s >= max(enough * best, (1 + LEAST) * company / plain))
-                found = best, mode, [own[k] for k in order[: counts[last]]]
+            for n in _counts(len(own)):
+                more = self._churn(tokens[n - 1] / company - 1)
+                seconds = plain + self.periods.extra(mode, n, company, churn, more)
+                speed = curious * tokens[n - 1] / seconds
+                if speed > found[0]:
+                    found = speed, mode, [own[k] for k in order[:n]]
         return found
-
-    def _cheapest(self, members: Members, load: Load) -> Mode | None:
-        """To be tried where none pays."""
-        modes = self._known_modes(sorted({n for names in members.values() for n in names}))
-        modes = [m for m in modes if m.nodes <= load.room]
-        return min(modes, key=lambda m: self.periods.extra(m, 1, 1), default=None)
 
     @property
     def quiet(self) -> bool:
@@ -298,10 +291,13 @@ class AheadPolicy:
     def learn(self, times: StepTimes, requests: Sequence[Request], verdicts: Sequence[Verdict]) -> None:
         if self.rehearses or not self.periods.known:
             return
-        self._steps += 1
+        self._steps, self._now = self._steps + 1, self._now + 1
         self._purse += PROBES * times.period
         self._time += DECIDING * times.period
         counts, before = self._note(times, requests, verdicts), self._kind
+        if requests:
+            self._turns.add(1.0, not times.repeated)
+            self._rounds.add(1.0, times.produced / len(requests))
         company = len(requests)
         self._kind = None if times.num_prefill_tokens else (company, counts)
         if times.num_prefill_tokens or not requests:
@@ -334,6 +330,7 @@ class AheadPolicy:
             book[1] += size
         for name in {mode.drafter for mode, n in self._numbers.items() if n in counts}:
             self._books[name][0] += 1
+            self._heard[name] = self._now
         return counts
 
     def release(self, request: Request) -> None:
@@ -378,6 +375,11 @@ class AheadPolicy:
 def _smaller(mode: Mode, nodes: int) -> Mode:
     """The same within what one request may have."""
     return Mode(mode.drafter, nodes, min(mode.depth, nodes))
+
+
+def _some(members: Members, names: Sequence[str]) -> Members:
+    """Those that one of these drafters may serve."""
+    return {i: some for i, own in members.items() if (some := [n for n in own if n in names])}
 
 
 def _counts(most: int) -> list[int]:

@@ -21,7 +21,7 @@ class FixedPolicy:
     def enlist(self, request: Request, load: Load) -> bool:
         return True
 
-    def dismisses(self, request: Request) -> bool:
+    def rests(self, request: Request) -> bool:
         return False
 
     def ask(self, requests: Sequence[Request], proposals: Sequence[Proposals], load: Load) -> list[Wishes]:

@@ -39,6 +39,7 @@ OLD, OLD_STEPS = 1.05, 300  # and one of which none was seen for so many steps
 FRESH, STALE = 100, 300  # steps without drafts after which what they bring is not sure any more, or not known at all,
 BETTER = 0.3  # and how much better they may then be for those who come
 YOUNGER = 3  # steps that each draft makes it younger again
+WANES, LEFT = 0.01, 4.0  # how fast drafts count for less while none are seen, and for how many at least
 CODE = 16  # a note in a log is the number of a mode, times this, and the tokens that were accepted
 
 
@@ -102,6 +103,11 @@ class Survival:
         left = (1 - FADES) ** steps
         self.tried, self.right = [left * x for x in self.tried], [left * x for x in self.right]
 
+    def wane(self, steps: int) -> None:
+        """None was seen in these steps. What is thought stays, and is given up sooner."""
+        left = min(1.0, max((1 - WANES) ** steps, LEFT / max(LEFT, self.tries)))
+        self.tried, self.right = [left * x for x in self.tried], [left * x for x in self.right]
+
     def add(self, depth: int, accepted: Sequence[int]) -> None:
         """So many tokens of each draft of this depth were right."""
         for k in range(min(depth, DEEPEST)):
@@ -129,12 +135,11 @@ class Guest:
     mode: Mode | None = None  # how it drafts now,
     wishes: Wishes = field(default_factory=dict)  # as drafters are told
     decided: bool = False  # whether anybody has thought about it
-    dismissed: bool = False
-    tried: bool = False  # a head reads it only to find out whether that pays
-    doubts: int = 0  # decisions against it, one after the other
 
-    def tries(self, names: Sequence[str]) -> int:
-        return max((self.owns[n].tries for n in names if n in self.owns), default=0)
+    def known(self, drafter: str) -> float:
+        """How much was seen of its drafts for this request, lately."""
+        own = self.owns.get(drafter)
+        return own.expected[0] if own is not None else 0.0
 
 
 class Outcomes:
@@ -148,6 +153,8 @@ class Outcomes:
         """So many steps are over: read their logs."""
         for known in self._survival.values():
             known.age += steps
+            if known.age > steps:
+                known.wane(steps)
         faded: set[int] = set()
         for guest in guests:
             for number in {n // CODE for n in guest.log}:

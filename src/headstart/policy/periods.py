@@ -3,6 +3,9 @@
 On a device that is given its next step before the last one is over, parts of a step cannot be timed by themselves, and need
 not: what counts is from one step to the next. It is measured at load with requests that are made up (`rehearse`), and kept true
 by real steps.
+
+Most steps are the one before over again, and the host has next to nothing to do. Behind one in which somebody came or went it
+has, and where there are many requests the device waits for it. So both are known, and *churn* is the share of such steps.
 """
 
 from __future__ import annotations
@@ -42,6 +45,8 @@ class Periods:
     def __init__(self) -> None:
         self._points: dict[Key, dict[int, float]] = {}
         self._table: dict[Key, list[float]] = {}  # for 0, 1, ... requests: it is asked in every step
+        self._turned: dict[Key, dict[int, float]] = {}  # the same where somebody came or went
+        self._turns: dict[Key, list[float]] = {}
         self._own: dict[Key, float] = {}
         self._scale = 1.0
         self._reading: dict[str, dict[int, float]] = {}  # by drafter and company,
@@ -54,37 +59,35 @@ class Periods:
     def knows(self, mode: Key) -> bool:
         return mode in self._points
 
-    def put(self, mode: Key, company: int, seconds: float) -> None:
-        """So it was measured."""
-        own = self._points.setdefault(mode, {})
-        own[company] = seconds
+    def put(self, mode: Key, company: int, seconds: float, turned: float = 0.0) -> None:
+        """So it was measured: a step over again, and one in which somebody came or went."""
+        own, turns = self._points.setdefault(mode, {}), self._turned.setdefault(mode, {})
+        own[company], turns[company] = seconds, max(seconds, turned)
         self._own[mode] = 1.0
-        sizes = sorted(own)
-        self._table[mode] = np.interp(range(sizes[-1] + 1), sizes, [own[n] for n in sizes]).tolist()
+        self._table[mode], self._turns[mode] = _line(own), _line(turns)
 
-    def of(self, mode: Key, company: int) -> float:
-        """All of them draft that way. Beyond what was measured, as the last requests did."""
-        table = self._table[mode]
-        more = company - len(table) + 1
-        seconds = table[company] if more <= 0 else table[-1] + more * max(0.0, table[-1] - table[-2])
+    def of(self, mode: Key, company: int, churn: float = 0.0) -> float:
+        """All of them draft that way."""
+        seconds = _beyond(self._table[mode], company)
+        if churn:
+            seconds += churn * (_beyond(self._turns[mode], company) - seconds)
         return self._scale * self._own[mode] * seconds
 
     def put_reading(self, drafter: str, company: int, seconds: float) -> None:
-        """So much longer did it take until a newcomer was one of this company, where this drafter reads along with them."""
+        """So much longer did it take until a newcomer was one of this company, where this drafter read its prompt."""
         own = self._reading.setdefault(drafter, {})
         own[company] = seconds
-        sizes = sorted(own)
-        self._readings[drafter] = np.interp(range(sizes[-1] + 1), sizes, [own[n] for n in sizes]).tolist()
+        self._readings[drafter] = _line(own)
 
     def reading(self, drafter: str, company: int) -> float:
         table = self._readings.get(drafter, [0.0])
         return table[min(company, len(table) - 1)]
 
-    def extra(self, mode: Mode, count: int, company: int) -> float:
+    def extra(self, mode: Mode, count: int, company: int, before: float = 0.0, churn: float = 0.0) -> float:
         """Seconds that a step takes longer where so many of the company draft: no less than for these alone, and no less than
-        their share of what it takes for all."""
-        own = max(0.0, self.of(mode, count) - self.of(None, count))
-        return max(own, count / company * max(0.0, self.of(mode, company) - self.of(None, company)))
+        their share of what it takes for all. `before` is the churn where nobody drafts, and `churn` where they do."""
+        own = max(0.0, self.of(mode, count, churn) - self.of(None, count, before))
+        return max(own, count / company * max(0.0, self.of(mode, company, churn) - self.of(None, company, before)))
 
     def learn(self, mode: Key, count: int, company: int, seconds: float) -> None:
         """A real step of this company, of whom so many drafted."""
@@ -98,6 +101,18 @@ class Periods:
         """For people and for the simulator: "plain" and modes, by number of requests."""
         names = {mode: "plain" if mode is None else str(mode) for mode in self._points}
         return {names[mode]: {str(n): self.of(mode, n) for n in own} for mode, own in self._points.items()}
+
+
+def _line(points: Mapping[int, float]) -> list[float]:
+    """For 0, 1, ... requests."""
+    sizes = sorted(points)
+    return np.interp(range(sizes[-1] + 1), sizes, [points[n] for n in sizes]).tolist()
+
+
+def _beyond(table: Sequence[float], company: int) -> float:
+    """Beyond what was measured, as the last requests did."""
+    more = company - len(table) + 1
+    return table[company] if more <= 0 else table[-1] + more * max(0.0, table[-1] - table[-2])
 
 
 SIZES: Mapping[str, Sequence[shapes.Size]] = {

@@ -41,8 +41,8 @@ class Recording:
     def enlist(self, request: Request, load: Load) -> bool:
         return self.policy.enlist(request, load)
 
-    def dismisses(self, request: Request) -> bool:
-        return self.policy.dismisses(request)
+    def rests(self, request: Request) -> bool:
+        return self.policy.rests(request)
 
     def choose(self, requests: Sequence[Request], proposals: Sequence[Proposals], load: Load) -> list[Tree]:
         return self.policy.choose(requests, proposals, load)

@@ -121,12 +121,12 @@ class Grower:
     def grow(self, step: DeviceStep, texts: DeviceTexts, numbers: torch.Tensor, count: int) -> torch.Tensor:
         """(count, 1 + 2 nodes) int32, until the next call: for each line how many nodes, their tokens, their parents.
 
-        `numbers` (2 · double_up(count),): segments of the last step, then seats of the texts; what pads them is drafted for
-        like the others, and told to nobody.
+        `numbers` (4 · double_up(count),): segments of the last step, seats of the texts, and from which token to which the
+        head has not read them; what pads them is drafted for like the others, and told to nobody.
         """
-        padded = len(numbers) // 2
+        padded = len(numbers) // 4
         if numbers is not self._asked:
-            self.field.numbers[: 2 * padded].copy_(numbers)
+            self.field.numbers[: 4 * padded].copy_(numbers)
             self._asked = numbers
         taps = [step.hidden[layer] for layer in self.head.spec.taps]
         self.texts = texts

@@ -46,6 +46,8 @@ class Layout:
     page_size: int
     max_new: int  # rows of the largest segment
     trees: bool  # some segment may be a tree
+    skip: torch.Tensor | None = None  # (B,) from here
+    resume: torch.Tensor | None = None  # (B,) to here, no row sees the context
 
     @property
     def single(self) -> bool:
@@ -184,10 +186,10 @@ def _rows(
 @triton.jit
 def _trees(
     query, keys, values, out, partial, tops, weights, arrived, sinks,
-    start, stop, context, entries, table, pages, positions, is_tree, words, depth_at, depths, scale, cap, W,
+    start, stop, context, entries, table, pages, positions, is_tree, words, depth_at, depths, skip, resume, scale, cap, W,
     WINDOW: tl.constexpr, CAP: tl.constexpr, SINKS: tl.constexpr, TREES: tl.constexpr, H: tl.constexpr, KV: tl.constexpr,
     DK: tl.constexpr, DV: tl.constexpr, PK: tl.constexpr, PV: tl.constexpr, PAGE: tl.constexpr, SPLITS: tl.constexpr,
-    BLOCKS: tl.constexpr, BM: tl.constexpr, BS: tl.constexpr, EARLY: tl.constexpr,
+    BLOCKS: tl.constexpr, BM: tl.constexpr, BS: tl.constexpr, GAPS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     if EARLY:
         gdc_wait()
@@ -236,12 +238,17 @@ def _trees(
     acc = tl.zeros((BM, PV), tl.float32)
     top = tl.full((BM,), -float("inf"), tl.float32)
     weight = tl.zeros((BM,), tl.float32)
+    gap, behind = 0, 0
+    if GAPS:
+        gap, behind = tl.load(skip + segment), tl.load(resume + segment)
     for key in range(low, high, BS):
         index = key + tl.arange(0, BS)
         live = index < high
         seen = live[None, :] & mine[:, None]
         if WINDOW > 0:
             seen = seen & (position[:, None] - index[None, :] < WINDOW)
+        if GAPS:
+            seen = seen & ((index < gap) | (index >= behind))[None, :]
         slot = _slots(pages, at, index, live, PAGE)
         acc, top, weight = _meet(
             q, keys, values, slot, live, seen, kv, scale, cap, acc, top, weight, KV, DK, DV, PK, PV, CAP
@@ -384,9 +391,10 @@ def attention(
             *numbers, layout.above.stride(0), *shape, how.rows, how.keys, **options,
         )  # fmt: skip
     else:
+        gaps = (layout.start, layout.start) if layout.skip is None else (layout.skip, layout.resume)
         _trees[(len(layout.start) * blocks, kv_heads, how.splits)](
             query, keys, values, out, *parts, layout.start, layout.stop, layout.context, layout.entries, layout.table,
             layout.pages, layout.positions, layout.is_tree, layout.words, layout.depth_at, layout.depths,
-            *numbers, layout.words.stride(0), *shape, blocks, how.rows, how.keys, **options,
+            *gaps, *numbers, layout.words.stride(0), *shape, blocks, how.rows, how.keys, layout.skip is not None, **options,
         )  # fmt: skip
     return out

@@ -310,7 +310,7 @@ class Field:
         few = lines * g.width
         self.values, self.nodes, self.words = floats(few), ints(few), ints(few * g.words)
         self.next_tokens, self.parent_rows = ints(few), ints(few)
-        self.numbers = ints(2 * lines)  # segments of the last step, then seats of the texts
+        self.numbers = ints(4 * lines)  # segments of the last step, seats of the texts, where gaps begin and end
         self.mail = ints(lines, g.mail)
         self.blocks = triton.cdiv(vocab, BLOCK)
         most = max(lines, few)
@@ -353,7 +353,8 @@ class Field:
             starts, stops[:lines], context[:lines], entries, table, self.pages, table.repeat_interleave(rows),
             positions[:t], positions[:t], slots[:t], torch.full_like(starts, words is not None),
             none if words is None else words[: t * self.growth.words].view(t, -1), none, torch.zeros_like(starts),
-            torch.zeros_like(starts), self.page_size, rows, words is not None,
+            torch.zeros_like(starts), self.page_size, rows, words is not None, self.numbers[2 * lines :],
+            self.numbers[3 * lines :],
         )  # fmt: skip
 
 
