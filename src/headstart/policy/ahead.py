@@ -11,8 +11,10 @@ it, and where it would pay again it joins, and has missed what came in between.
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -130,7 +132,7 @@ class AheadPolicy:
         """Seconds from step to step where all draft this way, and so many more tokens come with each."""
         return self.periods.of(mode, company, self._churn(more))
 
-    def _churn(self, more: float = 0.0) -> float:
+    def _churn(self, more: Any = 0.0) -> Any:
         """The share of steps in which somebody comes or goes, where each step brings so many more tokens than plain ones:
         requests live for so many tokens, not for so many steps."""
         turned, rounds = min(0.98, self._turns.value(0.0)), max(1.0, self._rounds.value())
@@ -166,7 +168,7 @@ class AheadPolicy:
         return self._answers
 
     def _settle_in(self, new: Sequence[Request], company: int, load: Load) -> None:
-        """Newcomers that a head has read draft as the others do until it is decided for them, or to find out whether it pays."""
+        """Newcomers that a head has read draft as the others do, until it is decided for them, or to find out if it pays."""
         guests, most = [self._guest(r) for r in new], self.fixed.most(new, load)
         able = {i: self.choices(r) for i, r in enumerate(new) if guests[i].welcome and most[i] and load.room > 0}
         heads = {i: own for i, names in able.items() if (own := [n for n in names if n not in SOLE])}
@@ -221,17 +223,19 @@ class AheadPolicy:
         if mode is None:
             return self._trial(guests, members, len(guests), load)
         served = mode.drafter
-        others = _some({i: names for i, names in members.items() if served not in names}, ON_DEVICE)
-        _, other, more = self._best(guests, others, load)  # one that drafts on the host would make the others wait
-        return dict.fromkeys(drafted, mode) | (dict.fromkeys(more, other) if other is not None else {})
+        chosen = dict.fromkeys(drafted, mode)
+        if others := _some({i: names for i, names in members.items() if served not in names}, ON_DEVICE):
+            _, other, more = self._best(guests, others, load)  # one that drafts on the host would make the others wait
+            chosen |= dict.fromkeys(more, other) if other is not None else {}
+        return chosen
 
     def _trial(self, guests: Sequence[Guest], members: Members, company: int, load: Load) -> dict[int, Mode]:
-        """Of the drafter that was heard longest ago, in its cheapest way: of a head for newcomers, whom it need not join; or for
+        """Of the drafter that was heard longest ago, in its cheapest way: of a head for newcomers, whom it need not join; for
         some of those that it was asked least for; or for all, where that costs less. Nobody, where the time has not been saved
         up."""
         fresh = any(not guests[i].decided for i in members)
-        names = {n for own in members.values() for n in own}
-        names = sorted(names, key=lambda n: (fresh and n in SOLE, self._heard.get(n, -1)))
+        known = {n for own in members.values() for n in own}
+        names = sorted(known, key=lambda n: (fresh and n in SOLE, self._heard.get(n, -1)))
         modes = [m for n in names for m in self._known_modes([n]) if m.nodes <= load.room]
         if not modes:
             return {}
@@ -264,13 +268,13 @@ class AheadPolicy:
             curious = self.outcomes.curiosity(mode, guests[own[0]].heat)
             worth = np.array([self.outcomes.worth(guests[i], mode) for i in own])
             order = np.argsort(-worth, kind="stable")
-            tokens = company + worth[order].cumsum()
-            for n in _counts(len(own)):
-                more = self._churn(tokens[n - 1] / company - 1)
-                seconds = plain + self.periods.extra(mode, n, company, churn, more)
-                speed = curious * tokens[n - 1] / seconds
-                if speed > found[0]:
-                    found = speed, mode, [own[k] for k in order[:n]]
+            counts = _counts(len(own))
+            tokens = company + worth[order].cumsum()[counts - 1]
+            seconds = plain + self.periods.extras(mode, counts, company, churn, self._churn(tokens / company - 1))
+            speed = curious * tokens / seconds
+            best = int(speed.argmax())
+            if speed[best] > found[0]:
+                found = float(speed[best]), mode, [own[k] for k in order[: counts[best]]]
         return found
 
     @property
@@ -382,6 +386,7 @@ def _some(members: Members, names: Sequence[str]) -> Members:
     return {i: some for i, own in members.items() if (some := [n for n in own if n in names])}
 
 
-def _counts(most: int) -> list[int]:
+@functools.lru_cache(256)
+def _counts(most: int) -> np.ndarray:
     """Numbers of requests that are looked at: all small ones, some of the large."""
-    return sorted({*range(1, min(most, 8) + 1), *range(8, most + 1, 8), most} - {0})
+    return np.array(sorted({*range(1, min(most, 8) + 1), *range(8, most + 1, 8), most} - {0}))

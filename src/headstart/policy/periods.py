@@ -11,8 +11,7 @@ has, and where there are many requests the device waits for it. So both are know
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -22,8 +21,7 @@ SHIFT, FOLLOW = 0.03, 0.03  # how far one step moves all modes, and its own
 WILD = 2.5  # a step that took so many times what was expected tells nothing: a graph was made, or somebody used the machine
 
 
-@dataclass(frozen=True)
-class Mode:
+class Mode(NamedTuple):
     """One drafter, and how much it is asked for."""
 
     drafter: str
@@ -47,6 +45,7 @@ class Periods:
         self._table: dict[Key, list[float]] = {}  # for 0, 1, ... requests: it is asked in every step
         self._turned: dict[Key, dict[int, float]] = {}  # the same where somebody came or went
         self._turns: dict[Key, list[float]] = {}
+        self._arrays: dict[Key, np.ndarray] = {}  # both tables
         self._own: dict[Key, float] = {}
         self._scale = 1.0
         self._reading: dict[str, dict[int, float]] = {}  # by drafter and company,
@@ -64,7 +63,8 @@ class Periods:
         own, turns = self._points.setdefault(mode, {}), self._turned.setdefault(mode, {})
         own[company], turns[company] = seconds, max(seconds, turned)
         self._own[mode] = 1.0
-        self._table[mode], self._turns[mode] = _line(own), _line(turns)
+        self._table[mode], self._turns[mode] = both = _line(own), _line(turns)
+        self._arrays[mode] = np.array(both)
 
     def of(self, mode: Key, company: int, churn: float = 0.0) -> float:
         """All of them draft that way."""
@@ -88,6 +88,21 @@ class Periods:
         their share of what it takes for all. `before` is the churn where nobody drafts, and `churn` where they do."""
         own = max(0.0, self.of(mode, count, churn) - self.of(None, count, before))
         return max(own, count / company * max(0.0, self.of(mode, company, churn) - self.of(None, company, before)))
+
+    def extras(self, mode: Mode, counts: np.ndarray, company: int, before: float, churn: np.ndarray) -> np.ndarray:
+        """The same for several numbers of requests that draft, each with its churn."""
+        own = self._each(mode, counts, churn) - self._each(None, counts, before)
+        whole = np.array([company])
+        every = self._each(mode, whole, churn) - self._each(None, whole, before)
+        return np.maximum(0.0, np.maximum(own, counts / company * every))
+
+    def _each(self, mode: Key, counts: np.ndarray, churn: np.ndarray | float) -> np.ndarray:
+        table, turns = self._table[mode], self._turns[mode]
+        if counts[-1] < len(table):
+            steady, turned = self._arrays[mode][:, counts]
+        else:
+            steady, turned = (np.array([_beyond(t, n) for n in counts.tolist()]) for t in (table, turns))
+        return self._scale * self._own[mode] * (steady + churn * (turned - steady))
 
     def learn(self, mode: Key, count: int, company: int, seconds: float) -> None:
         """A real step of this company, of whom so many drafted."""
