@@ -98,7 +98,6 @@ class Flight:
     settled: bool = False
     read: bool = False  # drafters have read what it has of prompts: they need not wait for its end
     followed: bool = False  # the next step was launched before this one was settled
-    repeated: bool = False  # it is the step before over again
     again: int = 0  # so many steps may repeat it,
     stamp: tuple[int, int] = (0, 0)  # as long as nobody came or went since then
 
@@ -157,7 +156,6 @@ class Engine:
         self._settled = 0.0  # when the last step was
         self._pace = 0.0  # seconds of the last forward of one row, with all that surrounds it
         self._wait = runner.synchronize if config.profile else None
-        self.repeats = runner.repeats
         self.at_end: Callable[[], None] = lambda: None  # whoever wants to keep something
 
     # ------------------------------------------------------------------ coming and going
@@ -397,14 +395,14 @@ class Engine:
         forward = self.runner.again(batch)
         clock.lap("target")
         return replace(
-            before, drafted=drafted, batch=batch, forward=forward, clock=clock, expected=[], followed=False, repeated=True,
+            before, drafted=drafted, batch=batch, forward=forward, clock=clock, expected=[], followed=False,
             again=before.again - 1,
         )  # fmt: skip
 
     def _reserve_ahead(self, plan: Plan, drafted: Drafted) -> int:
         """How many steps may repeat the one that is being launched: where each request has one row, and a draft if one was
         wished for. KV for them is reserved, where there is plenty."""
-        if not self.repeats or self.scheduler.may_admit or any(p.has_prompt for p in plan.parts):
+        if not self.runner.repeats or self.scheduler.may_admit or any(p.has_prompt for p in plan.parts):
             return 0
         if not self.policy.holds() or not self.drafting.can_repeat(drafted, [p.request for p in plan.parts]):
             return 0
@@ -874,7 +872,7 @@ class Engine:
         times = StepTimes(
             laps["draft"], target, laps["verify"], laps["host"], rows, prefill, target + around, reach,
             tuple(flight.drafted.errands), produced, laps["policy"],
-            flight.drafted.wishes, [len(t) for t in flight.drafted.trees], flight.repeated,
+            flight.drafted.wishes, [len(t) for t in flight.drafted.trees],
         )  # fmt: skip
         if not prefill and not ran:
             self._compare(flight, verdicts, period)

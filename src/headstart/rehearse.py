@@ -18,8 +18,7 @@ from headstart.progress import bar
 
 COMPANIES = (1, 2, 4, 8, 16, 32, 64)
 PROMPT, PATTERN = 64, 8  # tokens of a made-up text, and after how many it repeats itself
-WARM, TIMED = 9, 15  # steps before and while times are taken,
-PLANNED = 10  # and then, where none is the one before over again
+WARM, TIMED = 9, 15  # steps before and while times are taken
 CROWDS = (1, 8, 32, 64)  # companies to which newcomers come, to know what reading along takes
 ADMISSIONS, SETTLED = 8, 2  # how many do, and the steps after their first token in which they still disturb
 MOST_TOKENS = 8  # that a step may bring
@@ -66,7 +65,7 @@ def _prepare(engine: Engine, modes: dict[str, list[Mode]]) -> None:
 
 def companies(engine: Engine, modes: dict[str, list[Mode]]) -> list[int]:
     """As many requests as run at once, as far as there is memory for all they may write here."""
-    longest = PROMPT + (WARM + TIMED + PLANNED) * MOST_TOKENS * max(1, *(len(own) for own in modes.values()))
+    longest = PROMPT + (WARM + TIMED) * MOST_TOKENS * max(1, *(len(own) for own in modes.values()))
     if longest + MOST_TOKENS > engine.max_len:
         return []
     most = min(engine.config.max_num_seqs, engine.pool.num_slots // (longest + engine.config.page_size))
@@ -96,13 +95,9 @@ def _play(
         for mode in modes:
             policy.order(mode)
             seconds = [_seconds(engine) for _ in range(WARM + TIMED)][WARM:]
-            engine.repeats = False
-            turned = [_seconds(engine) for _ in range(PLANNED)][1:]
-            engine.repeats = engine.runner.repeats
             if all(r.finish_reason is None for r in requests):
-                policy.periods.put(mode, company, float(np.median(seconds)), float(np.median(turned)))
+                policy.periods.put(mode, company, float(np.median(seconds)))
     finally:
-        engine.repeats = engine.runner.repeats
         _leave(engine, requests)
 
 

@@ -74,7 +74,6 @@ class StepTimes:
     policy: float = 0.0  # of deciding, in seconds
     asked: Sequence[Wishes] = ()  # what drafters were asked for, for each request
     drafted: Sequence[int] = ()  # nodes that were verified, for each request
-    repeated: bool = False  # it was the step before over again
 
 
 class Policy(Protocol):

@@ -12,11 +12,9 @@ it, and where it would pay again it joins, and has missed what came in between.
 from __future__ import annotations
 
 import functools
+import itertools
 import time
 from collections.abc import Iterable, Sequence
-from typing import Any
-
-import numpy as np
 
 from headstart import sampling
 from headstart.config import HEADS, SpeculativeConfig
@@ -30,11 +28,11 @@ from headstart.policy.shares import Share, heat_of
 
 EVERY = 16  # steps for which a decision holds,
 SOON = 4  # and where requests are new
-DECIDING = 0.005  # share of the time that decisions may take: with many requests, they are taken less often
+DECIDING = 0.008  # share of the time that decisions may take: with many requests, they are taken less often
 TOKENS = 128.0  # of an answer, until some have been seen
 LEAST = 0.04  # a mode should bring so much more than none: its chances are guesses
 BEGIN = 0.03  # and so much more again where nobody drafts now: to begin takes a step or two
-READING = 0.005  # share of a request's time that reading its prompt may take, whether it is used or not
+READING = 0.015  # share of a request's time that reading its prompt may take, whether it is used or not
 PROBES = 0.008  # share of the time that trying what does not seem to pay may take,
 SAVED = 3  # and for how many trials it is saved up
 PROBE_STEPS = 4  # that a trial takes, the first of them without drafts,
@@ -75,8 +73,6 @@ class AheadPolicy:
         self._books: dict[str, list[int]] = {}  # for people: drafter -> steps in which it drafted, nodes
         self._heard: dict[str, int] = {}  # drafter -> the step in which it drafted last,
         self._now = 0  # of so many
-        self._turns = Share(0.01)  # steps in which somebody came or went, of all,
-        self._rounds = Share(0.01)  # and tokens that a request got in one
         self._tokens = TOKENS
         self._last = 1
         self._shares = [0.0, 0.0]  # seconds of deciding, and of all; they fade
@@ -119,24 +115,14 @@ class AheadPolicy:
         if not heads:
             return False
         company = max(1, load.num_running)
-        cost, plain = self.periods.reading(heads[0].drafter, company), self.periods.of(None, company, self._churn())
+        cost, plain = self.periods.reading(heads[0].drafter, company), self.periods.of(None, company)
         whole = min(self._tokens, request.params.max_tokens) * plain / company
         if cost <= READING * whole:
             return True
         hope = self.outcomes.hope(heads[0], guest.heat)
         brings = {m: hope * self.outcomes.worth(guest, m) for m in heads}
-        gain = max((1 + more) * plain / self._period(m, company, more) for m, more in brings.items())
+        gain = max((1 + more) * plain / self.periods.of(m, company) for m, more in brings.items())
         return gain > 1 + LEAST and whole * (1 - 1 / gain) > cost
-
-    def _period(self, mode: Mode, company: int, more: float) -> float:
-        """Seconds from step to step where all draft this way, and so many more tokens come with each."""
-        return self.periods.of(mode, company, self._churn(more))
-
-    def _churn(self, more: Any = 0.0) -> Any:
-        """The share of steps in which somebody comes or goes, where each step brings so many more tokens than plain ones:
-        requests live for so many tokens, not for so many steps."""
-        turned, rounds = min(0.98, self._turns.value(0.0)), max(1.0, self._rounds.value())
-        return 1 - (1 - turned) ** ((1 + more) / rounds)
 
     def _pays(self, cost: float) -> bool:
         """Is there so much in the purse? Then it is spent."""
@@ -257,25 +243,31 @@ class AheadPolicy:
 
     def _best(self, guests: Sequence[Guest], members: Members, load: Load) -> Choice:
         """What makes most tokens per second, and for whom. No mode: plain steps do."""
-        company, churn = len(guests), self._churn()
-        plain = self.periods.of(None, company, churn)
+        company = len(guests)
+        plain = self.periods.of(None, company)
         least = 1 + LEAST + (0 if any(g.mode is not None for g in guests) else BEGIN)
         found: Choice = (least * company / plain, None, [])
+        shapes: dict[tuple[str, bool], list[Mode]] = {}
         for mode in self._known_modes(sorted({n for names in members.values() for n in names})):
-            if mode.nodes > load.room:
-                continue
-            own = [i for i, names in members.items() if mode.drafter in names]
-            curious = self.outcomes.curiosity(mode, guests[own[0]].heat)
-            worth = np.array([self.outcomes.worth(guests[i], mode) for i in own])
-            order = np.argsort(-worth, kind="stable")
-            counts = _counts(len(own))
-            tokens = company + worth[order].cumsum()[counts - 1]
-            seconds = plain + self.periods.extras(mode, counts, company, churn, self._churn(tokens / company - 1))
-            speed = curious * tokens / seconds
-            best = int(speed.argmax())
-            if speed[best] > found[0]:
-                found = float(speed[best]), mode, [own[k] for k in order[: counts[best]]]
+            if mode.nodes <= load.room:
+                shapes.setdefault((mode.drafter, mode.nodes > mode.depth), []).append(mode)
+        for (drafter, _), modes in shapes.items():
+            own = [i for i, names in members.items() if drafter in names]
+            deepest = max(modes, key=lambda m: m.depth)
+            worths = {i: self.outcomes.worths(guests[i], deepest) for i in own}
+            for mode in modes:
+                found = max(found, self._speed(mode, worths, guests), key=lambda choice: choice[0])
         return found
+
+    def _speed(self, mode: Mode, worths: dict[int, list[float]], guests: Sequence[Guest]) -> Choice:
+        """Tokens per second with this mode, for those whom it brings most."""
+        company, at = len(guests), mode.depth - 1
+        order = sorted(worths, key=lambda i: -worths[i][at])
+        tokens = list(itertools.accumulate([worths[i][at] for i in order], initial=float(company)))
+        plain, counts = self.periods.of(None, company), _counts(len(order))
+        extras = self.periods.extras(mode, counts, company)
+        speed, count = max((tokens[n] / (plain + extra), n) for n, extra in zip(counts, extras, strict=True))
+        return speed * self.outcomes.curiosity(mode, guests[order[0]].heat), mode, order[:count]
 
     @property
     def quiet(self) -> bool:
@@ -299,9 +291,6 @@ class AheadPolicy:
         self._purse += PROBES * times.period
         self._time += DECIDING * times.period
         counts, before = self._note(times, requests, verdicts), self._kind
-        if requests:
-            self._turns.add(1.0, not times.repeated)
-            self._rounds.add(1.0, times.produced / len(requests))
         company = len(requests)
         self._kind = None if times.num_prefill_tokens else (company, counts)
         if times.num_prefill_tokens or not requests:
@@ -329,7 +318,8 @@ class AheadPolicy:
             counts[number] = counts.get(number, 0) + 1
             guest = self._guests.get(request.id)
             if guest is not None:
-                guest.log.append(CODE * number + len(verdict.accepted))
+                note = CODE * number + len(verdict.accepted)
+                guest.log[note] = guest.log.get(note, 0) + 1
             book = self._books.setdefault(next(iter(asked)), [0, 0])
             book[1] += size
         for name in {mode.drafter for mode, n in self._numbers.items() if n in counts}:
@@ -387,6 +377,6 @@ def _some(members: Members, names: Sequence[str]) -> Members:
 
 
 @functools.lru_cache(256)
-def _counts(most: int) -> np.ndarray:
+def _counts(most: int) -> list[int]:
     """Numbers of requests that are looked at: all small ones, some of the large."""
-    return np.array(sorted({*range(1, min(most, 8) + 1), *range(8, most + 1, 8), most} - {0}))
+    return sorted({*range(1, min(most, 8) + 1), *range(8, most + 1, 8), most} - {0})

@@ -6,6 +6,7 @@ down (`Guest.log`); they are digested when something is to be decided.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -23,24 +24,18 @@ DEEPEST = 8  # tokens of a draft
 WIDER = 1.25  # times as many for a tree as for a chain of its depth, until both have been seen,
 AT_LEAST, SOME = 1.1, 8  # and at least so many times, where so many drafts of chains were seen
 PRIOR, PRIOR_SEEN = 6.0, 100  # drafts that this counts for, and after how many it hardly does any more
-FADES, OWN_FADES = (
-    0.02,
-    0.12,
-)  # how fast what drafts brought is forgotten, by steps for all and by drafts for one request
+FADES = 0.02  # how fast what drafts brought is forgotten, by steps,
+OWN_FADES = 0.12  # and of one request, by drafts
 RELIEF = 0.9  # what is left of a request's own past after a decision that gives it no draft: texts change
-OWN_PRIOR, OWN_TRIES = (
-    3.0,
-    16,
-)  # drafts that the thought "it is like the others" counts for, and for how many hardly any more
-HOPES, HOPE = 16, 1.25  # drafts until which a request is given the benefit of the doubt, and how much
+OWN_PRIOR, OWN_TRIES = 3.0, 16  # drafts that "it is like the others" counts for, and for how many hardly any more
 COUNTED = 8  # drafts of a request that speak for all
-NEW, NEW_TRIES = 1.15, 20  # how much better a shape is taken to be of which so few drafts were seen,
-OLD, OLD_STEPS = 1.05, 300  # and one of which none was seen for so many steps
+NEW, NEW_TRIES = 1.15, 20  # how much better a shape is taken to be of which so few drafts were seen
 FRESH, STALE = 100, 300  # steps without drafts after which what they bring is not sure any more, or not known at all,
 BETTER = 0.3  # and how much better they may then be for those who come
 YOUNGER = 3  # steps that each draft makes it younger again
 WANES, LEFT = 0.01, 4.0  # how fast drafts count for less while none are seen, and for how many at least
 CODE = 16  # a note in a log is the number of a mode, times this, and the tokens that were accepted
+Tally = dict[int, int]  # how many drafts brought so many tokens
 
 
 @dataclass
@@ -52,36 +47,36 @@ class Own:
     tries: int = 0
     counted: list[int] = field(default_factory=lambda: [0, 0])  # of them for all, by whether they branched
 
-    def add(self, general: Sequence[float], accepted: Sequence[int]) -> None:
-        """Drafts as deep as `general` brought so many tokens each."""
-        count = len(accepted)
+    def add(self, general: Sequence[float], reached: Sequence[int]) -> None:
+        """So many drafts as deep as `general` brought at least 0, 1, ... tokens."""
+        count = reached[0]
         left = (1 - OWN_FADES) ** count
         self.tries += count
         for k, chance in enumerate(general):
             self.expected[k] = left * self.expected[k] + count * chance
-            self.came[k] = left * self.came[k] + sum(n > k for n in accepted)
+            self.came[k] = left * self.came[k] + reached[k + 1]
 
     def fade(self) -> None:
         """It was not asked for a while."""
         self.expected = [RELIEF * x for x in self.expected]
         self.came = [RELIEF * x for x in self.came]
 
-    def worth(self, general: Sequence[float]) -> float:
-        """Tokens of a draft as deep as `general`; while little is known, with some hope. Where nothing is known of a depth, it
-        is as one level above."""
-        out, factor = 0.0, 1.0
+    def chances(self, general: Sequence[float]) -> list[float]:
+        """That drafts for this request are right to depth 1, 2, ...; where nothing is known of one, as one level above."""
+        out, factor = [], 1.0
         prior = OWN_PRIOR * max(0.15, 1 - self.tries / OWN_TRIES)
         for chance, expected, came in zip(general, self.expected, self.came, strict=False):
             if expected > 0.0:
                 factor = (came + prior * chance) / (expected + prior * chance)
-            out += min(1.0, factor * chance)
-        return out * (HOPE if self.tries < HOPES else 1.0)
+            out.append(min(1.0, factor * chance))
+        return out
 
-    def for_all(self, wide: bool, accepted: Sequence[int]) -> Sequence[int]:
-        """Those that speak for all requests. The first ones of each do: later ones are of those that it paid for."""
-        room = COUNTED - self.counted[wide]
-        self.counted[wide] += len(accepted)
-        return accepted[: max(0, room)]
+    def for_all(self, wide: bool, count: int) -> float:
+        """The share of so many more drafts that speak for all requests. The first ones of each do: later ones are of those that
+        it paid for."""
+        room = max(0, COUNTED - self.counted[wide])
+        self.counted[wide] += count
+        return min(1.0, room / count)
 
 
 @dataclass
@@ -108,11 +103,11 @@ class Survival:
         left = min(1.0, max((1 - WANES) ** steps, LEFT / max(LEFT, self.tries)))
         self.tried, self.right = [left * x for x in self.tried], [left * x for x in self.right]
 
-    def add(self, depth: int, accepted: Sequence[int]) -> None:
-        """So many tokens of each draft of this depth were right."""
-        for k in range(min(depth, DEEPEST)):
-            self.tried[k] += sum(n >= k for n in accepted)
-            self.right[k] += sum(n > k for n in accepted)
+    def add(self, reached: Sequence[int], share: float) -> None:
+        """So many drafts were right for at least 0, 1, ... tokens; this share of them counts."""
+        for k, (tried, right) in enumerate(itertools.pairwise(reached)):
+            self.tried[k] += share * tried
+            self.right[k] += share * right
 
     def by_depth(self, depth: int) -> list[float]:
         prior = PRIOR * max(0.2, 1 - self.seen / PRIOR_SEEN)
@@ -131,7 +126,7 @@ class Guest:
     heat: int  # see `heat_of`
     welcome: bool  # to drafts
     owns: dict[str, Own] = field(default_factory=dict)  # by drafter
-    log: list[int] = field(default_factory=list)
+    log: Tally = field(default_factory=dict)  # notes that were not digested yet, and how often each was taken
     mode: Mode | None = None  # how it drafts now,
     wishes: Wishes = field(default_factory=dict)  # as drafters are told
     decided: bool = False  # whether anybody has thought about it
@@ -147,7 +142,8 @@ class Outcomes:
 
     def __init__(self) -> None:
         self._survival: dict[tuple[str, bool, int], Survival] = {}  # by drafter, whether it branches, and heat
-        self._general: dict[tuple[Mode, int], list[float]] = {}  # what follows from it, until more is heard
+        self._general: dict[tuple[Mode, int], list[float]] = {}  # what follows from it, until more is heard,
+        self._sums: dict[tuple[Mode, int], list[float]] = {}  # and down to each depth
 
     def digest(self, guests: Sequence[Guest], modes: Sequence[Mode], steps: int) -> None:
         """So many steps are over: read their logs."""
@@ -158,20 +154,23 @@ class Outcomes:
         faded: set[int] = set()
         for guest in guests:
             for number in {n // CODE for n in guest.log}:
-                accepted = [n % CODE for n in guest.log if n // CODE == number]
-                self._hear(guest, modes[number], accepted, faded)
+                tally = {n % CODE: count for n, count in guest.log.items() if n // CODE == number}
+                self._hear(guest, modes[number], tally, faded)
             guest.log.clear()
         self._general.clear()
+        self._sums.clear()
 
-    def _hear(self, guest: Guest, mode: Mode, accepted: Sequence[int], faded: set[int]) -> None:
-        known = self._of(mode, guest.heat)
+    def _hear(self, guest: Guest, mode: Mode, tally: Tally, faded: set[int]) -> None:
+        known, reached = self._of(mode, guest.heat), _reached(tally, mode.depth)
+        count = reached[0]
         if id(known) not in faded:  # by as many steps as there were drafts
-            known.fade(len(accepted))
+            known.fade(count)
             faded.add(id(known))
         own = guest.owns.setdefault(mode.drafter, Own())
-        own.add(self.general(mode, guest.heat), accepted)
-        known.seen, known.age = known.seen + len(accepted), max(0, known.age - YOUNGER * len(accepted))
-        known.add(mode.depth, own.for_all(mode.nodes > mode.depth, accepted))
+        own.add(self.general(mode, guest.heat), reached)
+        known.seen, known.age = known.seen + count, max(0, known.age - YOUNGER * count)
+        if share := own.for_all(mode.nodes > mode.depth, count):
+            known.add(reached, share)
 
     def general(self, mode: Mode, heat: int) -> list[float]:
         """The chance that such a draft is right to depth 1, 2, ..."""
@@ -191,15 +190,21 @@ class Outcomes:
 
     def worth(self, guest: Guest, mode: Mode) -> float:
         """Tokens that a draft for this request should bring."""
-        own, general = guest.owns.get(mode.drafter), self.general(mode, guest.heat)
-        return sum(general) if own is None else own.worth(general)
+        return self.worths(guest, mode)[-1]
+
+    def worths(self, guest: Guest, mode: Mode) -> list[float]:
+        """The same, down to each depth."""
+        own = guest.owns.get(mode.drafter)
+        if own is not None:
+            return list(itertools.accumulate(own.chances(self.general(mode, guest.heat))))
+        if (mode, guest.heat) not in self._sums:
+            self._sums[mode, guest.heat] = list(itertools.accumulate(self.general(mode, guest.heat)))
+        return self._sums[mode, guest.heat]
 
     def curiosity(self, mode: Mode, heat: int) -> float:
-        """Shapes of which few drafts were seen, or none for long, are taken for better than they are thought to be."""
+        """Shapes of which few drafts were seen are taken for better than they are thought to be."""
         known = self._survival.get((mode.drafter, mode.nodes > mode.depth, heat))
-        if known is None or known.seen < NEW_TRIES:
-            return NEW
-        return OLD if known.age > OLD_STEPS else 1.0
+        return NEW if known is None or known.seen < NEW_TRIES else 1.0
 
     def hope(self, mode: Mode, heat: int) -> float:
         """Texts change: the longer no draft was seen, the better they may have become."""
@@ -224,3 +229,12 @@ class Outcomes:
                 return [min(0.98, times * each ** (k + 1) * chance) for k, chance in enumerate(near.by_depth(DEEPEST))]
         times = WIDER if wide else 1.0
         return [times * cool ** (k + 1) * chance for k, chance in enumerate(FIRST.get(name, FIRST["head"]))]
+
+
+def _reached(tally: Tally, depth: int) -> list[int]:
+    """How many brought at least 0, 1, ... tokens, down to this depth."""
+    out = [0] * (depth + 1)
+    for tokens, count in tally.items():
+        for k in range(min(tokens, depth) + 1):
+            out[k] += count
+    return out

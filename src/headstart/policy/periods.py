@@ -3,9 +3,6 @@
 On a device that is given its next step before the last one is over, parts of a step cannot be timed by themselves, and need
 not: what counts is from one step to the next. It is measured at load with requests that are made up (`rehearse`), and kept true
 by real steps.
-
-Most steps are the one before over again, and the host has next to nothing to do. Behind one in which somebody came or went it
-has, and where there are many requests the device waits for it. So both are known, and *churn* is the share of such steps.
 """
 
 from __future__ import annotations
@@ -43,9 +40,6 @@ class Periods:
     def __init__(self) -> None:
         self._points: dict[Key, dict[int, float]] = {}
         self._table: dict[Key, list[float]] = {}  # for 0, 1, ... requests: it is asked in every step
-        self._turned: dict[Key, dict[int, float]] = {}  # the same where somebody came or went
-        self._turns: dict[Key, list[float]] = {}
-        self._arrays: dict[Key, np.ndarray] = {}  # both tables
         self._own: dict[Key, float] = {}
         self._scale = 1.0
         self._reading: dict[str, dict[int, float]] = {}  # by drafter and company,
@@ -58,20 +52,16 @@ class Periods:
     def knows(self, mode: Key) -> bool:
         return mode in self._points
 
-    def put(self, mode: Key, company: int, seconds: float, turned: float = 0.0) -> None:
-        """So it was measured: a step over again, and one in which somebody came or went."""
-        own, turns = self._points.setdefault(mode, {}), self._turned.setdefault(mode, {})
-        own[company], turns[company] = seconds, max(seconds, turned)
+    def put(self, mode: Key, company: int, seconds: float) -> None:
+        """So it was measured."""
+        own = self._points.setdefault(mode, {})
+        own[company] = seconds
         self._own[mode] = 1.0
-        self._table[mode], self._turns[mode] = both = _line(own), _line(turns)
-        self._arrays[mode] = np.array(both)
+        self._table[mode] = _line(own)
 
-    def of(self, mode: Key, company: int, churn: float = 0.0) -> float:
+    def of(self, mode: Key, company: int) -> float:
         """All of them draft that way."""
-        seconds = _beyond(self._table[mode], company)
-        if churn:
-            seconds += churn * (_beyond(self._turns[mode], company) - seconds)
-        return self._scale * self._own[mode] * seconds
+        return self._scale * self._own[mode] * _beyond(self._table[mode], company)
 
     def put_reading(self, drafter: str, company: int, seconds: float) -> None:
         """So much longer did it take until a newcomer was one of this company, where this drafter read its prompt."""
@@ -83,26 +73,17 @@ class Periods:
         table = self._readings.get(drafter, [0.0])
         return table[min(company, len(table) - 1)]
 
-    def extra(self, mode: Mode, count: int, company: int, before: float = 0.0, churn: float = 0.0) -> float:
-        """Seconds that a step takes longer where so many of the company draft: no less than for these alone, and no less than
-        their share of what it takes for all. `before` is the churn where nobody drafts, and `churn` where they do."""
-        own = max(0.0, self.of(mode, count, churn) - self.of(None, count, before))
-        return max(own, count / company * max(0.0, self.of(mode, company, churn) - self.of(None, company, before)))
+    def extra(self, mode: Mode, count: int, company: int) -> float:
+        """Seconds that a step takes longer where so many of the company draft."""
+        return self.extras(mode, [count], company)[0]
 
-    def extras(self, mode: Mode, counts: np.ndarray, company: int, before: float, churn: np.ndarray) -> np.ndarray:
-        """The same for several numbers of requests that draft, each with its churn."""
-        own = self._each(mode, counts, churn) - self._each(None, counts, before)
-        whole = np.array([company])
-        every = self._each(mode, whole, churn) - self._each(None, whole, before)
-        return np.maximum(0.0, np.maximum(own, counts / company * every))
-
-    def _each(self, mode: Key, counts: np.ndarray, churn: np.ndarray | float) -> np.ndarray:
-        table, turns = self._table[mode], self._turns[mode]
-        if counts[-1] < len(table):
-            steady, turned = self._arrays[mode][:, counts]
-        else:
-            steady, turned = (np.array([_beyond(t, n) for n in counts.tolist()]) for t in (table, turns))
-        return self._scale * self._own[mode] * (steady + churn * (turned - steady))
+    def extras(self, mode: Mode, counts: Sequence[int], company: int) -> list[float]:
+        """The same for several numbers: no less than for these alone, and no less than their share of what it takes for all."""
+        table, plain = self._table[mode], self._table[None]
+        each, without = self._scale * self._own[mode], self._scale * self._own[None]
+        share = (each * _beyond(table, company) - without * _beyond(plain, company)) / company
+        both = [(n, each * _beyond(table, n) - without * _beyond(plain, n)) for n in counts]
+        return [max(0.0, own, n * share) for n, own in both]
 
     def learn(self, mode: Key, count: int, company: int, seconds: float) -> None:
         """A real step of this company, of whom so many drafted."""
