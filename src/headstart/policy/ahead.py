@@ -22,7 +22,7 @@ from headstart.core import Request, Tree, Verdict
 from headstart.policy import Choices, Load, Proposals, StepTimes, Wish, Wishes
 from headstart.policy.explain import Explanation, Tried
 from headstart.policy.fixed import FixedPolicy
-from headstart.policy.outcomes import CODE, Guest, Outcomes
+from headstart.policy.outcomes import CODE, Guest, Outcomes, first_guess
 from headstart.policy.periods import Mode, Periods, modes_of
 from headstart.policy.shares import Share, heat_of
 
@@ -36,7 +36,10 @@ READING = 0.015  # share of a request's time that reading its prompt may take, w
 PROBES = 0.008  # share of the time that trying what does not seem to pay may take,
 SAVED = 3  # and for how many trials it is saved up
 PROBE_STEPS = 4  # that a trial takes, the first of them without drafts,
-AROUND = 1  # and how many steps it costs to begin and to end it
+AROUND = (
+    16  # and for how many requests it costs another step to begin and to end it: the host has to go through all of them
+)
+UNLIKELY = 1.5  # times what drafts bring at first: what needs more than that is not tried
 HOST_MOST = 4  # requests up to which a drafter on the host is thought about: it makes the device wait for each of them
 SOLE = ("ngram", "suffix", "draft_model")  # those that need no reading along
 ON_DEVICE = ("ngram", *HEADS)
@@ -222,7 +225,7 @@ class AheadPolicy:
         fresh = any(not guests[i].decided for i in members)
         known = {n for own in members.values() for n in own}
         names = sorted(known, key=lambda n: (fresh and n in SOLE, self._heard.get(n, -1)))
-        modes = [m for n in names for m in self._known_modes([n]) if m.nodes <= load.room]
+        modes = [m for n in names for m in self._known_modes([n]) if m.nodes <= load.room and self._may_pay(m, company)]
         if not modes:
             return {}
         mode = min((m for m in modes if m.drafter == modes[0].drafter), key=lambda m: self.periods.extra(m, 1, 1))
@@ -232,7 +235,7 @@ class AheadPolicy:
 
         def costs(count: int) -> float:
             brings = plain * each / len(own) * count / company
-            around = 0.0 if count == len(new) else AROUND * plain
+            around = 0.0 if count == len(new) else (1 + company / AROUND) * plain
             return around + PROBE_STEPS * max(0.0, self.periods.extra(mode, count, company) - brings)
 
         count = min({len(new) or 1, max(1, len(own) // 8), len(own)}, key=costs)
@@ -240,6 +243,11 @@ class AheadPolicy:
             return {}
         self._due, self._trying, self._heard[mode.drafter] = PROBE_STEPS, True, self._now
         return dict.fromkeys((new or own)[:count] if count == len(new) else own[:count], mode)
+
+    def _may_pay(self, mode: Mode, company: int) -> bool:
+        """For requests such as there may be?"""
+        needs = self.periods.extra(mode, company, company) / self.periods.of(None, company)
+        return needs < UNLIKELY * first_guess(mode)
 
     def _best(self, guests: Sequence[Guest], members: Members, load: Load) -> Choice:
         """What makes most tokens per second, and for whom. No mode: plain steps do."""
