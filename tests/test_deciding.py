@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 import random
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 
@@ -14,6 +15,7 @@ from headstart.core import Request, SamplingParams, Verdict
 from headstart.policy import Load, StepTimes
 from headstart.policy.ahead import PROBES, AheadPolicy
 from headstart.policy.periods import Mode, Periods, modes_of
+from headstart.policy.store import Store
 from headstart.shapes import within
 
 NGRAM, CHAIN, TREE = Mode("ngram", 3, 3), Mode("eagle3", 2, 2), Mode("eagle3", 15, 5)
@@ -282,6 +284,19 @@ def test_periods_lie_on_a_line_between_what_was_measured() -> None:
     for company, s in ((1, 1.0), (3, 2.0), (5, 2.0)):
         periods.put(None, company, s)
     assert [periods.of(None, n) for n in (1, 2, 4, 9)] == [1.0, 1.5, 2.0, 2.0]
+
+
+def test_periods_are_kept_and_found_again(tmp_path: Path) -> None:
+    p, other = policy(), AheadPolicy(parse_speculative({"method": "auto"})[0], lambda r: ())
+    p.periods.put_reading("eagle3", 4, 1e-4)
+    store = Store(tmp_path, {"model": "m"})
+    assert not store.load(other) and not other.periods.known
+    store.save(p)
+    assert store.load(other) and other.periods.covers(MODES, [1, 4, 16, 64])
+    assert all(other.periods.of(m, n) == p.periods.of(m, n) for m in (None, *MODES) for n in (1, 3, 60))
+    assert other.periods.reading("eagle3", 4) == 1e-4
+    store.path.write_text(store.path.read_text().replace("0.0", "-0.0"))
+    assert not store.load(other) and other.periods.known, "what cannot be is not believed"
 
 
 def test_real_steps_move_all_modes_and_their_own_most() -> None:

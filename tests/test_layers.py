@@ -15,6 +15,7 @@ import headstart
 ROOT = Path(headstart.__file__).parent
 # From the ground up. A name may import those before it; within a folder see below.
 ORDER = [
+    "version",
     "errors",
     "core",
     "shapes",

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 from headstart.core import Chunk, Completion, Draft, Output, RequestView, SamplingParams, Stats, Tree, Verdict, View
 from headstart.errors import BadInput, ConfigError, HeadstartError, ModelError, RequestFailed
 from headstart.llm import LLM
+from headstart.version import VERSION
 
 if TYPE_CHECKING:
     from headstart.drafters import Drafter, register
 
-try:
-    __version__ = version("headstart")
-except PackageNotFoundError:  # run from a checkout
-    __version__ = "0"
+__version__ = VERSION
 
 __all__ = [
     "LLM",

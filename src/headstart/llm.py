@@ -519,7 +519,7 @@ def start_engine(
     if isinstance(policy, AdaptivePolicy):
         _measure(engine, policy, _store(model, runner, engine_config))
     elif isinstance(policy, AheadPolicy):
-        _rehearse(engine, policy)
+        _rehearse(engine, policy, _store(model, runner, engine_config, engine.drafting))
     if engine_config.record is not None:  # from here on: what was made up to measure is no traffic
         _record(engine, engine_config.record)
     return EngineLoop(engine)
@@ -537,13 +537,15 @@ def _record(engine: Any, path: str) -> None:
     engine.policy, engine.at_end = recording, at_end
 
 
-def _rehearse(engine: Any, policy: AheadPolicy) -> None:
-    """How long steps take on this device, with each way to draft. Without it there are no drafts."""
+def _rehearse(engine: Any, policy: AheadPolicy, store: Store) -> None:
+    """How long steps take on this device, with each way to draft: as the last time, or measured. Else there are no drafts."""
     from headstart.engine import StepFailed
     from headstart.rehearse import rehearse
 
+    store.load(policy)
     try:
-        rehearse(engine, policy)
+        if rehearse(engine, policy):
+            store.save(policy)
     except StepFailed as error:
         policy.forget_periods()
         note(f"Drafting could not be tried on this device, so there is none: {error.__cause__!r}.")
@@ -564,15 +566,15 @@ def _measure(engine: Any, policy: AdaptivePolicy, store: Store) -> None:
     engine.at_end = lambda: store.save(policy)
 
 
-def _store(model: Loaded, runner: Any, config: EngineConfig) -> Store:
-    """Where the costs of this model are kept, as it runs here."""
+def _store(model: Loaded, runner: Any, config: EngineConfig, drafting: Any = None) -> Store:
+    """Where the costs of this model are kept, as it runs here; those of whole steps, with these drafters."""
     import platform
-    from importlib.metadata import version
 
     import torch
 
     from headstart.models.builtin import cache_dir
     from headstart.policy.store import Store
+    from headstart.version import VERSION
 
     cuda = runner.device.type == "cuda"
     where = torch.cuda.get_device_name(runner.device) if cuda else f"{platform.machine()} {platform.processor()}"
@@ -587,10 +589,21 @@ def _store(model: Loaded, runner: Any, config: EngineConfig) -> Store:
             "runner": type(runner).__name__,
             "wide": bool(config.wide_weights is not False),
             "deterministic": config.deterministic,
-            "headstart": version("headstart"),
+            "headstart": VERSION,
             "torch": torch.__version__,
+            **({} if drafting is None else _about_drafts(drafting, config)),
         },
     )
+
+
+def _about_drafts(drafting: Any, config: EngineConfig) -> dict[str, Any]:
+    """What whole steps depend on, too."""
+    c, heads = drafting.config, drafting.around.extras.values()
+    weights = [sum(p.numel() for p in head.parameters()) for head in heads if hasattr(head, "parameters")]
+    return {
+        "drafters": {name: drafter.describe() for name, drafter in drafting.drafters.items()},
+        "sizes": [c.num_speculative_tokens, c.nodes, config.max_num_seqs, config.max_batch_tokens, *weights],
+    }
 
 
 def _kv_memory(device: Any, spare: int) -> int:

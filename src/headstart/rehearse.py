@@ -22,24 +22,29 @@ WARM, TIMED = 9, 15  # steps before and while times are taken
 CROWDS = (1, 8, 32, 64)  # companies to which newcomers come, to know what reading along takes
 ADMISSIONS, SETTLED = 8, 2  # how many do, and the steps after their first token in which they still disturb
 MOST_TOKENS = 8  # that a step may bring
+ALIKE = 1.15  # ratios of what is measured to what is known may differ by so much
 WORDS = 4000  # tokens among which words are looked for
 
 
-def rehearse(engine: Engine, policy: AheadPolicy) -> None:
-    """Fill in the policy's periods: plain steps, and each mode of each drafter, for 1, 2, 4, ... requests."""
+def rehearse(engine: Engine, policy: AheadPolicy) -> bool:
+    """Fill in the policy's periods: plain steps, and each mode of each drafter, for 1, 2, 4, ... requests. Returns whether they
+    were measured: those that the policy knows already are kept where the device is as fast as then."""
     modes = {name: policy.modes([name]) for name in engine.drafting.drafters}
     if not modes:
-        return
+        return False
     policy.rehearses = True
     try:
         _prepare(engine, modes)
         sizes, words = companies(engine, modes), _words(engine)
+        if policy.periods.known and _is_still_so(engine, policy, words, modes, sizes):
+            return False
+        policy.forget_periods()
         with bar("Measuring this device", len(sizes) * (1 + len(modes)), "parts") as done:
             for company in sizes:
-                _play(engine, policy, words, company, None, [None])
-                done(1)
-                for name, own in modes.items():
-                    _play(engine, policy, words, company, name, [m for m in own if _fits(engine, m, company)])
+                for name in (None, *modes):
+                    fitting = [None] if name is None else [m for m in modes[name] if _fits(engine, m, company)]
+                    for mode, seconds in _play(engine, policy, words, company, name, fitting).items():
+                        policy.periods.put(mode, company, seconds)
                     done(1)
             reading = [n for n in modes if engine.drafting.drafters[n].needs.hidden_layers]
             for company in (n for n in CROWDS if n in sizes and reading):
@@ -47,8 +52,25 @@ def rehearse(engine: Engine, policy: AheadPolicy) -> None:
                 for name in reading:
                     more = _admission(engine, policy, words, company, name) - plain
                     policy.periods.put_reading(name, company, max(0.0, more))
+        return True
     finally:
         policy.rehearses, policy.ordered = False, None
+
+
+def _is_still_so(
+    engine: Engine, policy: AheadPolicy, words: Sequence[int], modes: dict[str, list[Mode]], sizes: Sequence[int]
+) -> bool:
+    """Do plain steps of the smallest and of the largest company take as long as is known? They take on the speed of today."""
+    if not sizes or not policy.periods.covers([m for own in modes.values() for m in own], sizes):
+        return False
+    ratios = []
+    for company in {sizes[0], sizes[-1]}:
+        found = _play(engine, policy, words, company, None, [None])
+        ratios += [seconds / policy.periods.of(None, company) for seconds in found.values()]
+    if len(ratios) < len({sizes[0], sizes[-1]}) or max(ratios) > ALIKE * min(ratios):
+        return False
+    policy.periods.scale(float(np.mean(ratios)))
+    return 1 / ALIKE**2 < ratios[0] < ALIKE**2
 
 
 def _prepare(engine: Engine, modes: dict[str, list[Mode]]) -> None:
@@ -83,8 +105,9 @@ def _play(
     company: int,
     name: str | None,
     modes: Sequence[Mode | None],
-) -> None:
-    """These modes one after the other, with requests for one drafter."""
+) -> dict[Mode | None, float]:
+    """Seconds of a step in each of these modes, one after the other, with requests for one drafter."""
+    found: dict[Mode | None, float] = {}
     requests = list(_made_up(engine, words, company, name))
     for request in requests:
         engine.add(request)
@@ -96,7 +119,8 @@ def _play(
             policy.order(mode)
             seconds = [_seconds(engine) for _ in range(WARM + TIMED)][WARM:]
             if all(r.finish_reason is None for r in requests):
-                policy.periods.put(mode, company, float(np.median(seconds)))
+                found[mode] = float(np.median(seconds))
+        return found
     finally:
         _leave(engine, requests)
 

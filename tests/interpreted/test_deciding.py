@@ -82,10 +82,15 @@ def test_a_rehearsal_measures_every_mode_and_leaves_nothing(monkeypatch) -> None
     e = engine(small(), AUTO, head=eagle(), max_num_seqs=2)
     policy = e.policy
     assert isinstance(policy, AheadPolicy)
-    rehearse.rehearse(e, policy)
+    assert rehearse.rehearse(e, policy)
     assert e.idle and e.pool.num_used == 0 and not policy.rehearses
     known = [m for m in policy.modes(list(e.drafting.drafters)) if policy.periods.knows(m)]
     assert {m.drafter for m in known} == {"ngram", "suffix", "eagle3"} and policy.periods.known
     assert all(policy.periods.of(m, n) > 0 for m in [None, *known] for n in (1, 2, 7))
     assert set(policy.periods._reading) == {"eagle3"} and set(policy.periods._reading["eagle3"]) == {2}
+    monkeypatch.setattr(rehearse, "ALIKE", 1e6)
+    assert not rehearse.rehearse(e, policy), "what is known still holds"
+    monkeypatch.setattr(rehearse, "ALIKE", 0.0)
+    before = policy.periods
+    assert rehearse.rehearse(e, policy) and policy.periods is not before
     assert run(e, asked(6)) == [text[:6] for text in wanted(LONG)]

@@ -12,8 +12,9 @@ asking in vain takes at most a small share of the time.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -126,6 +127,13 @@ class AdaptivePolicy:
         self._least = 0.0  # the chance that a node needs in this step,
         self._first = 0.0  # and the first one, where no others come with it
         self._claimed: dict[tuple[str, str], list[float]] = {}  # chances of this step's proposals
+
+    # ------------------------------------------------------------------ what is kept
+    def kept(self) -> dict[str, Any]:
+        return {**self.costs.to_dict(), "drafters": self.errands.to_dict()}
+
+    def recall(self, kept: Mapping[str, Any]) -> None:
+        self.costs, self.errands = Costs.from_dict(kept), Errands.from_dict(kept["drafters"])
 
     # ------------------------------------------------------------------ what time is worth
     def plain_seconds(self, company: int, context: float = 0.0) -> float:

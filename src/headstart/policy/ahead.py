@@ -14,7 +14,8 @@ from __future__ import annotations
 import functools
 import itertools
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from headstart import sampling
 from headstart.config import HEADS, SpeculativeConfig
@@ -88,6 +89,12 @@ class AheadPolicy:
     def forget_periods(self) -> None:
         """Nothing is known, so nobody drafts."""
         self.periods = Periods()
+
+    def kept(self) -> dict[str, Any]:
+        return {"periods": self.periods.kept()}
+
+    def recall(self, kept: Mapping[str, Any]) -> None:
+        self.periods = Periods.recall(kept["periods"])
 
     # ------------------------------------------------------------------ who is there
     def modes(self, names: Sequence[str]) -> list[Mode]:

@@ -93,10 +93,41 @@ class Periods:
             self._scale *= ratio**SHIFT
             self._own[mode] *= ratio**FOLLOW
 
+    def scale(self, times: float) -> None:
+        """The machine is that much slower today."""
+        self._scale *= times
+
+    def kept(self) -> dict[str, Any]:
+        """All that was measured, as JSON can say it."""
+        points = [[*(mode or (None, 0, 0)), {str(n): s for n, s in own.items()}] for mode, own in self._points.items()]
+        return {"points": points, "reading": {name: dict(own) for name, own in self._reading.items()}}
+
+    @classmethod
+    def recall(cls, kept: Mapping[str, Any]) -> Periods:
+        out = cls()
+        for drafter, nodes, depth, own in kept["points"]:
+            mode = Mode(str(drafter), int(nodes), int(depth)) if drafter is not None else None
+            for company, seconds in own.items():
+                out.put(mode, int(company), _checked(seconds))
+        for name, own in kept["reading"].items():
+            for company, seconds in own.items():
+                out.put_reading(name, int(company), float(seconds))
+        return out
+
+    def covers(self, modes: Sequence[Key], companies: Sequence[int]) -> bool:
+        """Is it known how long these take, for the largest of these companies too?"""
+        return all(self.knows(m) for m in modes) and set(companies) <= set(self._points[None])
+
     def to_dict(self) -> dict[str, Any]:
         """For people and for the simulator: "plain" and modes, by number of requests."""
         names = {mode: "plain" if mode is None else str(mode) for mode in self._points}
         return {names[mode]: {str(n): self.of(mode, n) for n in own} for mode, own in self._points.items()}
+
+
+def _checked(seconds: Any) -> float:
+    if not 0 < float(seconds) < 3600:
+        raise ValueError(f"{seconds} is not how long a step takes")
+    return float(seconds)
 
 
 def _line(points: Mapping[int, float]) -> list[float]:

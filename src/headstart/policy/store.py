@@ -7,12 +7,21 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from headstart.policy.adaptive import AdaptivePolicy
-from headstart.policy.costs import Costs, Errands
+FORMAT = 2
 
-FORMAT = 1
+
+class Keeps(Protocol):
+    """A policy that has something to keep."""
+
+    def kept(self) -> dict[str, Any]:
+        """As JSON can say it."""
+        ...
+
+    def recall(self, kept: Mapping[str, Any]) -> None:
+        """Begin with it. What is no such thing raises, and changes nothing."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -27,19 +36,17 @@ class Store:
         said = json.dumps({"format": FORMAT, **self.facts}, sort_keys=True)
         return self.folder / f"{hashlib.sha256(said.encode()).hexdigest()[:16]}.json"
 
-    def load(self, policy: AdaptivePolicy) -> bool:
+    def load(self, policy: Keeps) -> bool:
         """Begin with what is known. False: nothing is, or nothing that can be read."""
         try:
-            kept = json.loads(self.path.read_text(encoding="utf-8"))
-            costs, errands = Costs.from_dict(kept), Errands.from_dict(kept["drafters"])
+            policy.recall(json.loads(self.path.read_text(encoding="utf-8")))
         except (OSError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError):
             return False
-        policy.costs, policy.errands = costs, errands
         return True
 
-    def save(self, policy: AdaptivePolicy) -> None:
+    def save(self, policy: Keeps) -> None:
         """Whole or not at all. A folder that cannot be written to is no reason to stop."""
-        kept = {"facts": dict(self.facts), **policy.costs.to_dict(), "drafters": policy.errands.to_dict()}
+        kept = {"facts": dict(self.facts), **policy.kept()}
         part = self.path.with_suffix(".part")
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
