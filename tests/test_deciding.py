@@ -25,6 +25,7 @@ CHANCES = {  # that the next token of a draft is right, by kind of text
     "code": {"eagle3": 0.8, "ngram": 0.3},
     "poor": {"eagle3": 0.35, "ngram": 0.05},
     "hard": {"eagle3": 0.02, "ngram": 0.0},
+    "copies": {"eagle3": 0.02, "ngram": 0.9},
     "noise": {"eagle3": 0.02, "ngram": 0.0},  # the same, at a high temperature
 }
 
@@ -223,14 +224,16 @@ def test_a_head_rests_where_it_does_not_serve_and_not_for_the_others() -> None:
 
 
 @pytest.mark.parametrize("load", [4, 16])
-def test_traffic_that_turns_is_drafted_for_again(load: int) -> None:
+@pytest.mark.parametrize("kind", ["code", "copies"])
+def test_traffic_that_turns_is_drafted_for_again(kind: str, load: int) -> None:
+    """By heads, or by those who look for what was there before."""
     device = Device(policy())
     device.run(["hard"], load, 6 * load)
     used = sum(n for mode, n in device.used.items() if "eagle3" in mode)
     assert used < 0.15 * sum(device.used.values())
-    device.run(["code"], load, 3 * load)
+    device.run([kind], load, 16 * load)
     device.used.clear()
-    auto, plain = device.run(["code"], load, 4 * load), Device().run(["code"], load, 4 * load)
+    auto, plain = device.run([kind], load, 4 * load), Device().run([kind], load, 4 * load)
     assert auto > 1.2 * plain and device.used.get("None", 0) < 0.2 * sum(device.used.values())
 
 

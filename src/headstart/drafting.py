@@ -195,8 +195,8 @@ class Drafting:
     def can_repeat(self, drafted: Drafted, requests: Sequence[Request]) -> bool:
         """Can the device be asked for these drafts again? Not where one was wished for that could not be made yet, or where a
         drafter that reads along was not asked: it would miss what comes."""
-        asked = {r.id for a in drafted.asked for r in a.view.requests}
-        if self._readers and any(r.id in self._readers and r.id not in asked for r in requests):
+        asked = {(r.id, a.name) for a in drafted.asked for r in a.view.requests}
+        if self._readers and any((r.id, name) not in asked for r in requests for name in self.readers(r)):
             return False
         if not drafted.asked:
             return not any(drafted.wishes)
@@ -268,16 +268,17 @@ class Drafting:
         del self._readers[request.id]
 
     def late(self, request: Request, names: Iterable[str]) -> list[str]:
-        """Those of them that would have to join first."""
+        """Those of them that would have to join first, or that broke."""
         reading = self._readers.get(request.id, ())
-        return [n for n in names if self.drafters[n].needs.hidden_layers and n not in reading]
+        return [n for n in names if n not in reading and self.drafters[n].needs.hidden_layers]
 
     def join(self, request: Request, names: Iterable[str]) -> None:
         """These read on from the token that is computed next."""
         self.changes += 1
         for name in names:
-            self._readers.setdefault(request.id, []).append(name)
-            self.drafters[name].join(request.id, request.computed)
+            if name in self.choices(request):
+                self._readers.setdefault(request.id, []).append(name)
+                self.drafters[name].join(request.id, request.computed)
 
     def _heads_of(self, request: str) -> list[str]:
         return [name for name in self._choices.get(request, ()) if self.drafters[name].needs.hidden_layers]

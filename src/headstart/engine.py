@@ -427,12 +427,13 @@ class Engine:
     def _may_go_on(self, part: Planned, wishes: Wishes) -> bool:
         """Can its next draft be made on the device? What a step left for a drafter to read is gone when the next one runs, so
         that drafter has to be asked there, or be done with this text."""
-        request, reading = part.request, self.drafting.readers(part.request)
-        if not wishes and (not reading or self.policy.rests(request)):
-            return True
+        request = part.request
         if self.drafting.late(request, wishes):  # where it joins has to be known
             return False
-        ahead = part.seat >= 0 and self.drafting.are_ahead(wishes or reading)
+        reading = [] if self.policy.rests(request) else self.drafting.readers(request)
+        if not wishes and not reading:
+            return True
+        ahead = part.seat >= 0 and self.drafting.are_ahead({*wishes, *reading})
         return ahead or not (reading or self._drafts_for(request))
 
     def _is_known(self, part: Planned, depth: int) -> bool:
@@ -535,12 +536,12 @@ class Engine:
                 wishes[i] = {name: wish for name, wish in own.items() if name not in late}
                 if not follows:
                     self.drafting.join(r, late)
-            elif not own and (names := self.drafting.readers(r)):
+            elif names := [n for n in self.drafting.readers(r) if n not in own]:
                 if self.policy.rests(r) and not part.has_prompt:
                     self.drafting.rest(r)
                     r.space = NO_SPACE  # who goes on from here would miss what is not read
                 elif follows and part.seat >= 0:
-                    wishes[i] = dict.fromkeys(names, Wish(0, 0))
+                    wishes[i] = own | dict.fromkeys(names, Wish(0, 0))
         return wishes
 
     def _reserve(self, plan: Plan, wishes: list[Wishes], follows: bool) -> list[Wishes]:

@@ -50,7 +50,8 @@ def test_what_pays_is_drafted_and_the_text_is_the_same(seconds: dict[str, float]
 
 
 def test_modes_change_and_heads_let_go_while_steps_are_on_their_way(monkeypatch) -> None:
-    """Each decision is another one; the second request is left alone now and then, the last one is never read."""
+    """Each decision is another one. The second request is served by n-grams now and then, or by nobody, and its head rests
+    meanwhile; the last one is never read."""
     e, policy = decided(eagle3=1.01)
     turns, rested, rest = itertools.cycle(range(1, 4)), [], e.drafting.rest
     monkeypatch.setattr(e.drafting, "rest", lambda r: (rested.append(r), rest(r)))
@@ -61,9 +62,8 @@ def test_modes_change_and_heads_let_go_while_steps_are_on_their_way(monkeypatch)
         turn = next(turns)
         policy._steps, policy._due = 0, 2
         for r, guest in zip(requests, guests, strict=True):
-            reads = r.seed != 2
-            drafts = turn == 1 if r.seed else True
-            policy._set(guest, (MODES[turn] if reads else MODES[0]) if drafts else None)
+            modes = [MODES[1:], [MODES[1], MODES[0], None], [MODES[0], None, None]][r.seed]
+            policy._set(guest, modes[turn - 1], 9)
 
     monkeypatch.setattr(policy, "_decide", decide)
     monkeypatch.setattr(policy, "enlist", lambda request, load: request.seed != 2)

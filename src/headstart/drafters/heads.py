@@ -79,7 +79,7 @@ class Trail:
     def turn_to(self, start: int) -> None:
         """The next features are of this token: it was computed anew, or is shared with others that were read."""
         if start != self.known:
-            self.missed = range(self.missed.start, start) if self.missed else self.missed
+            self.missed = range(self.missed.start, min(self.missed.stop, start))
             self.reached(start)
 
     def skip_to(self, start: int) -> None:

@@ -23,7 +23,7 @@ from headstart.core import Request, Tree, Verdict
 from headstart.policy import Choices, Load, Proposals, StepTimes, Wish, Wishes
 from headstart.policy.explain import Explanation, Tried
 from headstart.policy.fixed import FixedPolicy
-from headstart.policy.outcomes import CODE, Guest, Outcomes, first_guess
+from headstart.policy.outcomes import CODE, Guest, Outcomes
 from headstart.policy.periods import Mode, Periods, modes_of
 from headstart.policy.shares import Share, heat_of
 
@@ -35,12 +35,13 @@ LEAST = 0.04  # a mode should bring so much more than none: its chances are gues
 BEGIN = 0.03  # and so much more again where nobody drafts now: to begin takes a step or two
 READING = 0.015  # share of a request's time that reading its prompt may take, whether it is used or not
 PROBES = 0.008  # share of the time that trying what does not seem to pay may take,
-SAVED = 3  # and for how many trials it is saved up
-PROBE_STEPS = 4  # that a trial takes, the first of them without drafts,
+SAVED = 3  # and for how many trials it is saved up,
+SURELY = 0.2  # of the time of drafts is taken to be lost in a trial, whatever they should bring
+PROBE_STEPS = 4  # that a trial takes; where a head has to join, the first of them is without drafts;
 AROUND = (
     16  # and for how many requests it costs another step to begin and to end it: the host has to go through all of them
 )
-UNLIKELY = 1.5  # times what drafts bring at first: what needs more than that is not tried
+STAY = 1.05  # times what a draft should bring counts for those that draft so already: to begin and to end takes time
 HOST_MOST = 4  # requests up to which a drafter on the host is thought about: it makes the device wait for each of them
 SOLE = ("ngram", "suffix", "draft_model")  # those that need no reading along
 ON_DEVICE = ("ngram", *HEADS)
@@ -73,7 +74,8 @@ class AheadPolicy:
         self._company = 0  # at the last decision
         self._kind: tuple[int, dict[int, int]] | None = None  # of the last step: how many there were, and who drafted
         self._time, self._cost = 1.0, 0.0  # seconds saved up for decisions, and those of the last one
-        self._purse = 0.0  # seconds saved up for trials
+        self._purse = 0.0  # seconds saved up for trials,
+        self._purses: dict[str, float] = {}  # and what drafters have got of them
         self._books: dict[str, list[int]] = {}  # for people: drafter -> steps in which it drafted, nodes
         self._heard: dict[str, int] = {}  # drafter -> the step in which it drafted last,
         self._now = 0  # of so many
@@ -134,23 +136,16 @@ class AheadPolicy:
         gain = max((1 + more) * plain / self.periods.of(m, company) for m, more in brings.items())
         return gain > 1 + LEAST and whole * (1 - 1 / gain) > cost
 
-    def _pays(self, cost: float) -> bool:
-        """Is there so much in the purse? Then it is spent."""
-        self._purse = min(self._purse, SAVED * cost)
-        if self._purse < cost or not cost:
-            return False
-        self._purse -= cost
-        return True
-
     def rests(self, request: Request) -> bool:
-        return self._guest(request).mode is None
+        mode = self._guest(request).mode
+        return mode is None or mode.drafter in SOLE
 
     # ------------------------------------------------------------------ whom to ask
     def ask(self, requests: Sequence[Request], proposals: Sequence[Proposals], load: Load) -> list[Wishes]:
         if any(proposals) or not (self.periods.known or self.rehearses):
             return [{} for _ in requests]
-        if self.holds() and requests == self._asked:
-            return self._answers
+        if not requests or (self.holds() and requests == self._asked):
+            return self._answers if requests else []
         guests = [self._guests.get(r.id) or self._guest(r) for r in requests]
         new = [r for r, g in zip(requests, guests, strict=True) if not g.decided]
         if new or self._steps >= self._due:
@@ -170,14 +165,16 @@ class AheadPolicy:
         heads = {i: own for i, names in able.items() if (own := [n for n in names if n not in SOLE])}
         common = self._common
         if common is not None:
-            chosen = {i: common for i, names in heads.items() if common.drafter in names and most[i] >= common.nodes}
+            chosen = {i: common for i, names in heads.items() if common.drafter in names}
         else:
             chosen = self._trial(guests, heads, company, load) if not self._trying else {}
-        for i, guest in enumerate(guests):
-            self._set(guest, chosen.get(i))
-        self._due = min(self._due, self._steps + (PROBE_STEPS if self._trying else SOON))
+        for i, (guest, nodes) in enumerate(zip(guests, most, strict=True)):
+            self._set(guest, chosen.get(i), nodes)
+        self._due = min(self._due, self._steps + SOON)
 
-    def _set(self, guest: Guest, mode: Mode | None) -> None:
+    def _set(self, guest: Guest, mode: Mode | None, most: int) -> None:
+        """It drafts like this, within what it may have."""
+        mode = mode if mode is None or most >= mode.nodes else _smaller(mode, most)
         guest.mode, guest.decided = mode, True
         if mode is None:
             guest.wishes = {}
@@ -201,9 +198,8 @@ class AheadPolicy:
         else:
             chosen = self._choose(guests, {i: list(names) for i, names in able.items()}, load)
         for i, (guest, nodes) in enumerate(zip(guests, most, strict=True)):
-            mode = chosen.get(i)
-            self._set(guest, mode if mode is None or nodes >= mode.nodes else _smaller(mode, nodes))
-            if mode is None:
+            self._set(guest, chosen.get(i), nodes)
+            if guest.mode is None:
                 for known in guest.owns.values():
                     known.fade()
         self._cost = self.clock() - began
@@ -226,35 +222,43 @@ class AheadPolicy:
         return chosen
 
     def _trial(self, guests: Sequence[Guest], members: Members, company: int, load: Load) -> dict[int, Mode]:
-        """Of the drafter that was heard longest ago, in its cheapest way: of a head for newcomers, whom it need not join; for
-        some of those that it was asked least for; or for all, where that costs less. Nobody, where the time has not been saved
-        up."""
-        fresh = any(not guests[i].decided for i in members)
-        known = {n for own in members.values() for n in own}
-        names = sorted(known, key=lambda n: (fresh and n in SOLE, self._heard.get(n, -1)))
-        modes = [m for n in names for m in self._known_modes([n]) if m.nodes <= load.room and self._may_pay(m, company)]
-        if not modes:
-            return {}
-        mode = min((m for m in modes if m.drafter == modes[0].drafter), key=lambda m: self.periods.extra(m, 1, 1))
+        """Of the drafter that was heard longest ago and can pay, in its cheapest way: for newcomers, whom a head need not
+        join; for some of those that it was asked least for; or for all, where that costs less."""
+        names = {n for own in members.values() for n in own}
+        self._share_out(names)
+        for name in sorted(names, key=lambda n: self._heard.get(n, -1)):
+            modes = [m for m in self._known_modes([name]) if m.nodes <= load.room]
+            mode = min(modes, key=lambda m: self.periods.extra(m, 1, 1), default=None)
+            if mode is not None and (chosen := self._try(mode, guests, members, company)):
+                self._due, self._trying = self._steps + PROBE_STEPS, True
+                return dict.fromkeys(chosen, mode)
+        return {}
+
+    def _share_out(self, names: Iterable[str]) -> None:
+        """What was saved up goes to these drafters: heads get more, since they promise more."""
+        shares = {n: 1 if n in SOLE else 2 for n in names}
+        for name, share in shares.items():
+            self._purses[name] = self._purses.get(name, 0.0) + self._purse * share / sum(shares.values())
+        self._purse = 0.0 if shares else self._purse
+
+    def _try(self, mode: Mode, guests: Sequence[Guest], members: Members, company: int) -> list[int]:
+        """For whom; nobody, where the time has not been saved up."""
         own = sorted((i for i, n in members.items() if mode.drafter in n), key=lambda i: guests[i].known(mode.drafter))
-        new = [i for i in own if not guests[i].decided]
+        new = [i for i in own if not guests[i].decided and mode.drafter not in SOLE]
         plain, each = self.periods.of(None, company), sum(self.outcomes.worth(guests[i], mode) for i in own)
 
         def costs(count: int) -> float:
             brings = plain * each / len(own) * count / company
             around = 0.0 if count == len(new) else (1 + company / AROUND) * plain
-            return around + PROBE_STEPS * max(0.0, self.periods.extra(mode, count, company) - brings)
+            extra = self.periods.extra(mode, count, company)
+            return around + PROBE_STEPS * max(SURELY * extra, extra - brings)
 
         count = min({len(new) or 1, max(1, len(own) // 8), len(own)}, key=costs)
-        if not self._pays(costs(count) + self._cost):
-            return {}
-        self._due, self._trying, self._heard[mode.drafter] = PROBE_STEPS, True, self._now
-        return dict.fromkeys((new or own)[:count] if count == len(new) else own[:count], mode)
-
-    def _may_pay(self, mode: Mode, company: int) -> bool:
-        """For requests such as there may be?"""
-        needs = self.periods.extra(mode, company, company) / self.periods.of(None, company)
-        return needs < UNLIKELY * first_guess(mode)
+        cost = costs(count) + self._cost
+        saved = min(self._purses[mode.drafter], SAVED * cost)
+        pays = saved >= cost
+        self._purses[mode.drafter] = saved - cost * pays
+        return (new if count == len(new) else own[:count]) if pays else []
 
     def _best(self, guests: Sequence[Guest], members: Members, load: Load) -> Choice:
         """What makes most tokens per second, and for whom. No mode: plain steps do."""
@@ -277,8 +281,9 @@ class AheadPolicy:
     def _speed(self, mode: Mode, worths: dict[int, list[float]], guests: Sequence[Guest]) -> Choice:
         """Tokens per second with this mode, for those whom it brings most."""
         company, at = len(guests), mode.depth - 1
-        order = sorted(worths, key=lambda i: -worths[i][at])
-        tokens = list(itertools.accumulate([worths[i][at] for i in order], initial=float(company)))
+        worth = {i: own[at] * (STAY if guests[i].mode == mode else 1.0) for i, own in worths.items()}
+        order = sorted(worth, key=lambda i: -worth[i])
+        tokens = list(itertools.accumulate([worth[i] for i in order], initial=float(company)))
         plain, counts = self.periods.of(None, company), _counts(len(order))
         extras = self.periods.extras(mode, counts, company)
         speed, count = max((tokens[n] / (plain + extra), n) for n, extra in zip(counts, extras, strict=True))
@@ -311,7 +316,10 @@ class AheadPolicy:
         if times.num_prefill_tokens or not requests:
             return
         reads_on = any(own and id(own) not in self._told for own in times.asked)
-        if self._kind == before and not reads_on:  # from one step to another of its kind: nobody came, nothing changed
+        same = (
+            self._kind == before and self._steps > 1
+        )  # from one step to another of its kind: nobody came, nothing changed
+        if same and not reads_on:
             number = max(counts, key=lambda n: counts[n], default=None)
             mode = None if number is None else list(self._numbers)[number]
             if mode is None or self.periods.knows(mode):

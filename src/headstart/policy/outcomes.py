@@ -228,16 +228,7 @@ class Outcomes:
             if near is not None and near.tries >= 1:
                 return [min(0.98, times * each ** (k + 1) * chance) for k, chance in enumerate(near.by_depth(DEEPEST))]
         times = WIDER if wide else 1.0
-        return [times * cool ** (k + 1) * chance for k, chance in enumerate(_first(name))]
-
-
-def _first(drafter: str) -> Sequence[float]:
-    return FIRST.get(drafter, FIRST["head"])
-
-
-def first_guess(mode: Mode) -> float:
-    """Tokens that a draft brings, where none has been seen."""
-    return (WIDER if mode.nodes > mode.depth else 1.0) * sum(_first(mode.drafter)[: mode.depth])
+        return [times * cool ** (k + 1) * chance for k, chance in enumerate(FIRST.get(name, FIRST["head"]))]
 
 
 def _reached(tally: Tally, depth: int) -> list[int]:
