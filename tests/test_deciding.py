@@ -187,6 +187,7 @@ def test_nobody_is_read_where_that_disturbs_the_others_too_much() -> None:
     assert p.enlist(Device._request("code", 0, 64), Load(64, 0, 0))
     p.periods.put_reading("eagle3", 1, 1e-5)
     p.periods.put_reading("eagle3", 64, 5e-3)
+    p._reads.clear()
     assert [p.enlist(Device._request("code", n, 64), Load(n, 0, 0)) for n in (1, 64)] == [True, False]
 
 
@@ -194,8 +195,10 @@ def test_prompts_are_read_where_that_is_cheap_though_nobody_drafts() -> None:
     p = policy()
     Device(p).run(["hard"], 16, 64)
     p.periods.put_reading("eagle3", 16, 1e-5)
+    p._reads.clear()
     assert p.enlist(Device._request("hard", 999, 64), Load(16, 0, 0))
     p.periods.put_reading("eagle3", 16, 1e-3)
+    p._reads.clear()
     assert not p.enlist(Device._request("hard", 998, 64), Load(16, 0, 0))
 
 

@@ -263,6 +263,7 @@ class Request:
     arrived: float = 0.0
     streams: bool = True  # somebody reads along; else its text is made at the end, at once
     space: int = 0  # KV is shared within one: a drafter that keeps its own beside the target's needs to have read it
+    booked: tuple[float, ...] | None = None  # seconds that the engine had counted when they were last told to `stats`
 
     def __post_init__(self) -> None:
         self.id = self.id or f"r{next(_ids)}"

@@ -52,6 +52,8 @@ from headstart.scheduler import Plan, Planned, Scheduler
 
 NO_VERDICT = Verdict([], 0)
 REPEATS = 16  # steps for which KV is reserved at once, so that they may repeat the one before them
+LAPS = ("draft", "target", "verify", "host", "policy")
+COMPARED, PLAIN = len(LAPS), len(LAPS) + 1  # places behind them
 RUN_ON = 4  # tokens that a runner may choose in one step for a request that is alone,
 RUN_ON_SECONDS = 0.04  # and how long that may take
 
@@ -140,7 +142,7 @@ class Engine:
         runner.allocate(self.pool.num_slots, config.page_size, config.max_batch_tokens, config.max_num_seqs)
         self.max_len = min(max_len, self.pool.num_slots - 1)
         self.scheduler = Scheduler(self.pool, config.max_num_seqs, config.max_batch_tokens, self.max_len)
-        self.scheduler.welcome, self.scheduler.part_with = self._welcome, self._read_again
+        self.scheduler.welcome, self.scheduler.part_with = self._welcome, self._set_aside
         self.drafting = Drafting(speculative or SpeculativeConfig(), around or Surroundings(runner.vocab_size))
         self.policy: Policy = policy or make_policy(self.drafting.config, self.drafting.choices, runner.chooses)
         self.delivery = Delivery(decode)
@@ -154,6 +156,7 @@ class Engine:
         self._parcels: list[Parcel] = []  # settled, not delivered yet
         self._landed = 0.0  # when the last forward was seen to be over
         self._settled = 0.0  # when the last step was
+        self._seconds = [0.0] * (PLAIN + 1)  # of all steps so far: laps, those that were compared, plain ones instead
         self._pace = 0.0  # seconds of the last forward of one row, with all that surrounds it
         self._wait = runner.synchronize if config.profile else None
         self.at_end: Callable[[], None] = lambda: None  # whoever wants to keep something
@@ -177,8 +180,10 @@ class Engine:
                 self.drafting.excuse(request)
         request.space = self.drafting.space(request)
 
-    def _read_again(self, request: Request) -> None:
-        """It was set aside, and all of it will be computed anew. So it can be read, even if they rested."""
+    def _set_aside(self, request: Request) -> None:
+        """All of it will be computed anew. So it can be read, even if heads rested."""
+        self._book(request)
+        request.booked = None
         if self.drafting.could_be_read(request):
             self.drafting.enlist(request)
             request.space = self.drafting.space(request)
@@ -847,20 +852,19 @@ class Engine:
         self.scheduler.finish(request)
         if self.texts is not None:
             self.texts.leave(request.id)
+        self._book(request)
         request.stats.time_total = time.perf_counter() - request.arrived if request.arrived else 0.0
         self.policy.release(request)
         self.drafting.release(request)
 
     def _account(self, flight: Flight, verdicts: list[Verdict]) -> None:
+        """What the step cost and brought. Its seconds are counted once for all, and told to each request when it leaves."""
         laps = flight.clock.laps
         for part in flight.plan.parts:
-            stats = part.request.stats
-            stats.time_draft += laps["draft"]
-            stats.time_target += laps["target"]
-            stats.time_verify += laps["verify"]
-            stats.time_host += laps["host"]
-            stats.time_policy += laps["policy"]
-            stats.time_queue = stats.time_queue or flight.clock.began - part.request.arrived
+            if part.request.booked is None:
+                self._open_book(part.request, flight.clock.began)
+        for i, name in enumerate(LAPS):
+            self._seconds[i] += laps[name]
         now = time.perf_counter()
         period = now - max(flight.clock.began, self._settled)
         self._settled = now
@@ -875,18 +879,44 @@ class Engine:
             tuple(flight.drafted.errands), produced, laps["policy"],
             flight.drafted.wishes, [len(t) for t in flight.drafted.trees],
         )  # fmt: skip
-        if not prefill and not ran:
-            self._compare(flight, verdicts, period)
-        self.policy.learn(times, [p.request for p in flight.plan.ready], verdicts)
-
-    def _compare(self, flight: Flight, verdicts: list[Verdict], period: float) -> None:
-        """What plain steps would have taken for these tokens, beside what this one took."""
         requests = [p.request for p in flight.plan.ready]
-        context = sum(len(r.tokens) for r in requests) / len(requests)
+        if not prefill and not ran:
+            self._compare(requests, verdicts, period)
+        for part in flight.plan.parts:
+            if part.request.finish_reason is not None:
+                self._book(part.request)
+        self.policy.learn(times, requests, verdicts)
+
+    def _compare(self, requests: Sequence[Request], verdicts: list[Verdict], period: float) -> None:
+        """What plain steps would have taken for these tokens, beside what this one took."""
+        context = sum([len(r.tokens) for r in requests]) / len(requests)
         plain = self.policy.plain_seconds(len(requests), context)
-        for r, verdict in zip(requests, verdicts, strict=True) if plain else ():
-            r.stats.time_compared += period
-            r.stats.time_plain += plain * (1 + len(verdict.accepted))
+        if not plain:
+            return
+        self._seconds[COMPARED] += period
+        self._seconds[PLAIN] += plain
+        for r, verdict in zip(requests, verdicts, strict=True):
+            if verdict.accepted:
+                r.stats.time_plain += plain * len(verdict.accepted)
+
+    def _open_book(self, request: Request, began: float) -> None:
+        """From here on, it takes part in every step."""
+        request.booked = tuple(self._seconds)
+        request.stats.time_queue = request.stats.time_queue or began - request.arrived
+
+    def _book(self, request: Request) -> None:
+        """Tell its statistics what was counted since the last time."""
+        if (before := request.booked) is None:
+            return
+        request.booked = tuple(self._seconds)
+        stats, more = request.stats, [now - then for now, then in zip(self._seconds, before, strict=True)]
+        stats.time_draft += more[0]
+        stats.time_target += more[1]
+        stats.time_verify += more[2]
+        stats.time_host += more[3]
+        stats.time_policy += more[4]
+        stats.time_compared += more[COMPARED]
+        stats.time_plain += more[PLAIN]
 
     def check_integrity(self) -> None:
         """Slots, tables and requests agree."""

@@ -74,6 +74,7 @@ class AheadPolicy:
         self._company = 0  # at the last decision
         self._kind: tuple[int, dict[int, int]] | None = None  # of the last step: how many there were, and who drafted
         self._time, self._cost = 1.0, 0.0  # seconds saved up for decisions, and those of the last one
+        self._reads: dict[tuple[Any, ...], bool] = {}  # whether such prompts are read, until more is known
         self._purse = 0.0  # seconds saved up for trials,
         self._purses: dict[str, float] = {}  # and what drafters have got of them
         self._books: dict[str, list[int]] = {}  # for people: drafter -> steps in which it drafted, nodes
@@ -122,13 +123,20 @@ class AheadPolicy:
         """Where reading its prompt takes next to nothing, or where a request like the others would be worth it now."""
         if self.rehearses:
             return True
-        guest = self._guest(request)
-        heads = self._known_modes([n for n in self.choices(request) if n not in SOLE]) if guest.welcome else []
+        guest, company = self._guest(request), max(1, load.num_running)
+        tokens = min(self._tokens, request.params.max_tokens)
+        names = tuple(n for n in self.choices(request) if n not in SOLE) if guest.welcome else ()
+        like = names, guest.heat, company, round(tokens, -1)
+        if like not in self._reads:
+            self._reads[like] = self._shall_read(guest, names, company, tokens)
+        return self._reads[like]
+
+    def _shall_read(self, guest: Guest, names: tuple[str, ...], company: int, tokens: float) -> bool:
+        heads = self._known_modes(names)
         if not heads:
             return False
-        company = max(1, load.num_running)
         cost, plain = self.periods.reading(heads[0].drafter, company), self.periods.of(None, company)
-        whole = min(self._tokens, request.params.max_tokens) * plain / company
+        whole = tokens * plain / company
         if cost <= READING * whole:
             return True
         hope = self.outcomes.hope(heads[0], guest.heat)
@@ -189,6 +197,7 @@ class AheadPolicy:
         """Who drafts in the next steps, and how."""
         began = self.clock()
         self.outcomes.digest(guests, list(self._numbers), self._steps)
+        self._reads.clear()
         self._steps, self._due, self._company, self._trying = 0, EVERY, len(requests), False
         most = self.fixed.most(requests, load)
         able = {i: self.choices(requests[i]) for i, n in enumerate(most) if n and load.room > 0 and guests[i].welcome}
