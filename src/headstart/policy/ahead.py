@@ -38,9 +38,7 @@ PROBES = 0.008  # share of the time that trying what does not seem to pay may ta
 SAVED = 3  # and for how many trials it is saved up,
 SURELY = 0.2  # of the time of drafts is taken to be lost in a trial, whatever they should bring
 PROBE_STEPS = 4  # that a trial takes; where a head has to join, the first of them is without drafts;
-AROUND = (
-    16  # and for how many requests it costs another step to begin and to end it: the host has to go through all of them
-)
+AROUND = 16  # and for how many requests the host needs one more step to begin and to end it
 STAY = 1.05  # times what a draft should bring counts for those that draft so already: to begin and to end takes time
 HOST_MOST = 4  # requests up to which a drafter on the host is thought about: it makes the device wait for each of them
 SOLE = ("ngram", "suffix", "draft_model")  # those that need no reading along
