@@ -299,6 +299,26 @@ def test_a_head_that_rested_joins_again_and_has_missed_what_came_in_between(spec
         assert not at or any(at.start >= len(r.prompt) and tokens[: len(r.prompt)] == r.prompt for r in rs)
 
 
+@pytest.mark.parametrize("rests", [True, False])
+def test_what_a_head_has_not_read_is_shared_and_known(rests: bool) -> None:
+    """The next turn of a talk takes the last one over, whoever drafted for it; drafts do not look at what was missed."""
+    head, prompt = eagle(), tiny.prompts(1)[0] * 3
+    e = engine(tiny.model(), CHAIN, head=head)
+    if rests:
+        e.policy = Resting(e.drafting.config, e.drafting.choices)
+    first = request(prompt, max_tokens=20, eos=None)
+    run(e, [first])
+    seen, missed, again = watched(e), gaps(e), request([*first.tokens, 5, 6], max_tokens=6, eos=None)
+    e.policy = FixedPolicy(e.drafting.config, e.drafting.choices)
+    assert run(e, [again]) == plain_texts([again], None)
+    assert again.stats.cached_prompt_tokens > len(prompt) + 12
+    found = {m for m in missed.values() if m}
+    assert {m.start for m in found} == ({again.unread} if rests else set())
+    assert not rests or all(len(prompt) // 4 * 4 <= m.start < m.stop == again.stats.cached_prompt_tokens for m in found)
+    for tokens, draft in seen:
+        assert draft.tokens == expected_chain(head, tiny.model(), tokens, len(draft), missed[tuple(tokens)])
+
+
 def test_a_head_that_rested_reads_all_of_a_text_that_is_computed_anew() -> None:
     head = eagle()
     e = engine(tiny.model(), CHAIN, head=head, pages=14, max_len=50, share_prefixes=False)

@@ -22,7 +22,6 @@ from headstart.errors import BadInput
 if TYPE_CHECKING:
     import torch
 
-NO_SPACE = -1  # of a request whose KV is shared with nobody
 PENDING = -1  # stands for a token that the device has chosen and the host does not know yet
 NOTHING = np.empty(0, np.int64)  # no slots
 _ids = itertools.count()
@@ -262,7 +261,8 @@ class Request:
     stats: Stats = field(default_factory=Stats)
     arrived: float = 0.0
     streams: bool = True  # somebody reads along; else its text is made at the end, at once
-    space: int = 0  # KV is shared within one: a drafter that keeps its own beside the target's needs to have read it
+    space: int = 0  # KV is shared within one: a drafter that keeps its own beside the target's needs to have read it,
+    unread: int | None = None  # or knows that it has not, from this token on
     booked: tuple[float, ...] | None = None  # seconds that the engine had counted when they were last told to `stats`
 
     def __post_init__(self) -> None:
@@ -454,6 +454,7 @@ class Reading:
     known: int  # how many of these tokens stood before the step's own choice: those of a prompt, and the last one
     slots: np.ndarray  # of the text, up to there
     ends: bool = False  # the text is over, and its KV stays for others to find
+    unread: int | None = None  # of what was taken over from others, nobody has read from this token on
 
     def last(self) -> Reading:
         """Its last token alone."""

@@ -262,10 +262,10 @@ class Drafting:
         """This request goes without them, for good."""
         self._forbid([(request.id, n) for n in self._heads_of(request.id)])
 
-    def rest(self, request: Request) -> None:
-        """They stop reading it, until they join again."""
+    def rest(self, request: Request) -> int:
+        """They stop reading it, until they join again. Returns how far all of them have read it."""
         self.changes += 1
-        del self._readers[request.id]
+        return min(self.drafters[name].rest(request.id) for name in self._readers.pop(request.id))
 
     def late(self, request: Request, names: Iterable[str]) -> list[str]:
         """Those of them that would have to join first, or that broke."""

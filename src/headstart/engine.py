@@ -26,7 +26,6 @@ import torch
 from headstart import sampling, tree, verify
 from headstart.config import EngineConfig, SpeculativeConfig
 from headstart.core import (
-    NO_SPACE,
     NOTHING,
     PENDING,
     Batch,
@@ -186,7 +185,7 @@ class Engine:
         request.booked = None
         if self.drafting.could_be_read(request):
             self.drafting.enlist(request)
-            request.space = self.drafting.space(request)
+            request.unread = None
 
     def _check(self, request: Request) -> None:
         if not request.prompt:
@@ -298,7 +297,7 @@ class Engine:
         for part, segment in own:
             r, count = part.request, part.piece - part.ready
             rows, slots = list(range(segment.start, segment.start + count)), self.pool.slots(r.id, r.computed + count)
-            readings.append((part, Reading(r.id, r.tokens, r.computed, rows, count, slots)))
+            readings.append((part, Reading(r.id, r.tokens, r.computed, rows, count, slots, unread=r.unread)))
         if readings:
             self.drafting.read_ahead(readings, step)
         return True
@@ -543,8 +542,9 @@ class Engine:
                     self.drafting.join(r, late)
             elif names := [n for n in self.drafting.readers(r) if n not in own]:
                 if self.policy.rests(r) and not part.has_prompt:
-                    self.drafting.rest(r)
-                    r.space = NO_SPACE  # who goes on from here would miss what is not read
+                    read = self.drafting.rest(r)
+                    r.unread = read if r.unread is None else r.unread
+                    self.pool.leave_unread(r.id, read)  # who goes on from here is to know
                 elif follows and part.seat >= 0:
                     wishes[i] = own | dict.fromkeys(names, Wish(0, 0))
         return wishes
@@ -753,7 +753,7 @@ class Engine:
         for part in flight.plan.ready:
             r = part.request
             if r.finish_reason is not None and r.id in self.pool.tables:
-                self.pool.seal(r.id, r.tokens, r.computed, r.space)  # for whoever goes on from here
+                self.pool.seal(r.id, r.tokens, r.computed, r.space, r.unread)  # for whoever goes on from here
                 self._leave(r)
 
     def _readings(self, flight: Flight, verdicts: list[Verdict], starts: list[int]) -> list[tuple[Planned, Reading]]:
@@ -768,7 +768,7 @@ class Engine:
             if r.id in self.pool.tables:
                 root, ends = segment.start + part.piece, r.finish_reason is not None
                 rows = [*range(segment.start, root), *(root + n for n in accepted)][: r.computed - at]
-                out.append((part, Reading(r.id, r.tokens, at, rows, part.piece, self._slots(r), ends)))
+                out.append((part, Reading(r.id, r.tokens, at, rows, part.piece, self._slots(r), ends, r.unread)))
         return out
 
     def _slots(self, request: Request) -> np.ndarray:

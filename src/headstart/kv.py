@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from headstart.core import NO_SPACE, NOTHING
+from headstart.core import NOTHING
 
 Text = list[tuple[int, int]]  # sealed pages in order, each with its serial
 ROOT = 0  # the serial before the first page; spaces, which do not share, count down from here
@@ -56,6 +56,7 @@ class KVPool:
         self._idle: OrderedDict[int, None] = OrderedDict()  # sealed pages without users, oldest first
         self._sealed: dict[tuple[int, tuple[int, ...]], tuple[int, int]] = {}  # key -> (page, serial)
         self._key_of: dict[int, tuple[int, tuple[int, ...]]] = {}  # page -> key
+        self._unread: set[int] = set()  # sealed pages that a drafter with entries of its own in them has not read
         self._serial = itertools.count(ROOT + 1)
         self._offsets = np.arange(page_size)  # of the slots within a page
 
@@ -127,8 +128,7 @@ class KVPool:
         lie in KV."""
         table = self.tables.setdefault(request_id, Table())
         size = self.page_size
-        shares = self.share_prefixes and space != NO_SPACE
-        while shares and computed == len(table.serials) * size and computed + size <= limit:
+        while self.share_prefixes and computed == len(table.serials) * size and computed + size <= limit:
             key = (table.serials[-1] if table.serials else ROOT - space, tuple(tokens[computed : computed + size]))
             hit = self._sealed.get(key)
             if hit is None:
@@ -142,10 +142,13 @@ class KVPool:
             computed += size
         return computed
 
-    def seal(self, request_id: str, tokens: Sequence[int], known: int, space: int = 0) -> None:
-        """Register the full pages among the first `known` tokens, which are in KV or will be after this forward."""
+    def seal(
+        self, request_id: str, tokens: Sequence[int], known: int, space: int = 0, unread: int | None = None
+    ) -> None:
+        """Register the full pages among the first `known` tokens, which are in KV or will be after this forward. Those behind
+        token `unread` are said to be so."""
         table, size = self.tables[request_id], self.page_size
-        if not self.share_prefixes or space == NO_SPACE:
+        if not self.share_prefixes:
             return
         while (len(table.serials) + 1) * size <= known:
             i = len(table.serials)
@@ -158,6 +161,21 @@ class KVPool:
             self._sealed[key] = (page, serial)
             self._key_of[page] = key
             table.serials.append(serial)
+            if unread is not None and (i + 1) * size > unread:
+                self._unread.add(page)
+
+    def leave_unread(self, request_id: str, start: int) -> None:
+        """From this token on, its sealed pages are not read either."""
+        table = self.tables[request_id]
+        pages = table.pages[start // self.page_size : len(table.serials)]
+        self._unread.update(p for p in pages if p in self._key_of)
+
+    def first_unread(self, request_id: str, computed: int) -> int | None:
+        """Where the first of its pages begins that was not read, of those with the first `computed` tokens."""
+        if not self._unread:
+            return None
+        pages = self.tables[request_id].pages[: computed // self.page_size]
+        return next((i * self.page_size for i, page in enumerate(pages) if page in self._unread), None)
 
     def forget(self, request_id: str, computed: int) -> None:
         """A forward failed: unregister the pages behind the first `computed` tokens, whose content is in doubt."""
@@ -251,6 +269,7 @@ class KVPool:
         key = self._key_of.pop(page, None)
         if key is not None:
             del self._sealed[key]
+            self._unread.discard(page)
             if page in self._idle:
                 del self._idle[page]
                 self._release(page)
@@ -285,4 +304,5 @@ class KVPool:
         assert set(self._key_of) == {page for page, _ in self._sealed.values()}
         for key, (page, _) in self._sealed.items():
             assert self._key_of[page] == key
+        assert self._unread <= set(self._key_of)
         assert set(self._idle) <= set(self._key_of)

@@ -163,7 +163,10 @@ class Scheduler:
             return
         if request.computed + 1 < len(request.tokens):
             last = len(request.tokens) - 1
-            request.computed = self.pool.attach(request.id, request.tokens, request.computed, last, request.space)
+            before = request.computed
+            request.computed = self.pool.attach(request.id, request.tokens, before, last, request.space)
+            if request.computed > before and request.unread is None:
+                request.unread = self.pool.first_unread(request.id, request.computed)
 
     def completes(self, request: Request, more: int = 1) -> bool:
         """With so many more tokens, are all on their way? Then only the last one's name is missing."""
@@ -172,7 +175,7 @@ class Scheduler:
 
     def _take(self, request: Request, plan: Plan, piece: int) -> int:
         known = request.computed + piece - (request.tokens[request.computed + piece - 1] == PENDING)
-        self.pool.seal(request.id, request.tokens, known, request.space)
+        self.pool.seal(request.id, request.tokens, known, request.space, request.unread)
         plan.add(Planned(request, piece, request.computed + piece == len(request.tokens)))
         return piece
 

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from headstart import rehearse
-from headstart.core import NO_SPACE
 from headstart.engine import Engine
 from headstart.models import kernel_runner
 from headstart.models.paged import Device
@@ -70,7 +69,7 @@ def test_modes_change_and_heads_let_go_while_steps_are_on_their_way(monkeypatch)
     drafts, rs = Drafts(e), asked(temperature=0.4)
     assert run(e, rs) == wanted(heat=0.4)
     assert drafts.ahead > 2 and set(rested) == set(joined) == {rs[1]}
-    assert [r.space for r in rs] == [1, NO_SPACE, 0]
+    assert [r.space for r in rs] == [1, 1, 0] and [r.unread is None for r in rs] == [True, False, True]
     assert ["eagle3" in r.stats.by_drafter for r in rs] == [True, True, False]
 
 

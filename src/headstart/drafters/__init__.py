@@ -79,8 +79,12 @@ class Drafter:
         """What the target computed in this step, with the hidden states that `needs` asks for; valid during this call. None:
         the next step is on its way, and what was drafted for it on the device came from these."""
 
+    def rest(self, request: str) -> int:
+        """It need not read on. Returns how far it has read without a gap."""
+        return 0
+
     def join(self, request: str, position: int) -> None:
-        """It is to read this request's text from this token on. What it had read before is still there, if it had."""
+        """It is to read this request's text from this token on. What it had read before is still there."""
 
     def read_ahead(self, readings: Sequence[Reading], step: DeviceStep) -> None:
         """A step on its way will leave these rows of prompts. The token behind each of them is known."""

@@ -76,10 +76,11 @@ class Trail:
     def known(self) -> int:
         return self.read + self.waiting
 
-    def turn_to(self, start: int) -> None:
-        """The next features are of this token: it was computed anew, or is shared with others that were read."""
+    def turn_to(self, start: int, unread: int | None = None) -> None:
+        """The next features are of this token: it was computed anew, or is shared with others that were read; perhaps not from
+        some token on."""
         if start != self.known:
-            self.missed = range(self.missed.start, min(self.missed.stop, start))
+            self.missed = range(start if unread is None else min(unread, start), start)
             self.reached(start)
 
     def skip_to(self, start: int) -> None:
@@ -175,7 +176,7 @@ class HeadDrafter(GrowingDrafter):
         features = torch.cat([hidden[layer].index_select(0, rows) for layer in self.head.spec.taps], -1)
         for r, own in zip(readings, features.split([len(r.rows) for r in readings]), strict=True):
             trail = self._trails.setdefault(r.id, Trail())
-            trail.turn_to(r.start)
+            trail.turn_to(r.start, r.unread)
             if not self.head.shapes:
                 trail.reached(r.start)
             trail.features.append(own)
@@ -197,7 +198,7 @@ class HeadDrafter(GrowingDrafter):
         """Entries of prompts alone: the state behind the last known token is found when a draft is asked for."""
         for r in readings:
             trail = self._trails.setdefault(r.id, Trail())
-            trail.turn_to(r.start)
+            trail.turn_to(r.start, r.unread)
             trail.reached(r.start + len(r.rows))
         self._write_down(readings, step.hidden)
 
@@ -232,6 +233,10 @@ class HeadDrafter(GrowingDrafter):
             self._grow_levels(growths, logq)
         done = {g.view.id: self._chosen_tree(g) for g in growths}
         return Draft.of([done.get(r.id, Tree()) for r in view.requests], torch.cat(logq) if logq else None)
+
+    def rest(self, request: str) -> int:
+        trail = self._trails.get(request, Trail())
+        return trail.missed.start if trail.missed else trail.read
 
     def join(self, request: str, position: int) -> None:
         self._trails.setdefault(request, Trail()).skip_to(position)
