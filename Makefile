@@ -28,7 +28,7 @@ demo: setup ## Race plain decoding against speculation, live (fetches a model of
 
 test: export OMP_NUM_THREADS = 1
 test: setup lint ## Lint, then all tests, in two processes of one thread
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 peers: export OMP_NUM_THREADS = 1
 peers: $(PEERS)/.ready ## Tests against vLLM's speculators, in an environment of their own (fetches it and a model)

@@ -33,3 +33,8 @@ def _torch_runs(request):
         patch.setattr(native, "available", lambda: "the tests leave it out")
         patch.setenv("LLAMA_CPP_LIB_PATH", "no such folder")
         yield
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What takes longest begins first, so that nobody waits for it at the end."""
+    items.sort(key=lambda item: item.path.name != "test_interpreted.py")

@@ -480,7 +480,15 @@ def test_costs_of_before_are_believed_where_they_still_hold():
     real = measure(runner, 12)
     slower = Costs({1: 100 * real.of(1), 8: 100 * real.of(8)})
     assert not is_still_so(runner, slower, 64)
+    assert not is_still_so(runner, Costs({n: real.of(n) * (5 if n == 4 else 1) for n in range(1, 13)}), 64)
     assert not is_still_so(runner, real, 2), "too few rows to see"
+
+
+def test_a_forward_takes_no_longer_than_a_larger_one(monkeypatch):
+    took = {1: 1.0, 2: 9.0, 4: 3.0, 8: 4.0, 3: 2.5, 5: 3.5, 6: 5.0, 7: 3.9}
+    monkeypatch.setattr("headstart.policy.costs._seconds", lambda runner, slots, n: took[n])
+    runner = harness.engine(tiny.model("llama"), {"method": "ngram"}).runner
+    assert measure(runner, 8).span(1, 8).tolist() == [1.0, 2.5, 2.5, 3.0, 3.5, 3.9, 3.9, 4.0]
 
 
 # ------------------------------------------------------------------ in the engine

@@ -53,7 +53,7 @@ def test_modes_change_and_heads_let_go_while_steps_are_on_their_way(monkeypatch)
     meanwhile; the last one is never read."""
     e, policy = decided(eagle3=1.01)
     turns, rested, rest = itertools.cycle(range(1, 4)), [], e.drafting.rest
-    monkeypatch.setattr(e.drafting, "rest", lambda r: (rested.append(r), rest(r)))
+    monkeypatch.setattr(e.drafting, "rest", lambda r: (rested.append(r), rest(r))[1])
     joined, join = [], e.drafting.join
     monkeypatch.setattr(e.drafting, "join", lambda r, names: (joined.append(r), join(r, names)))
 
@@ -89,7 +89,4 @@ def test_a_rehearsal_measures_every_mode_and_leaves_nothing(monkeypatch) -> None
     assert set(policy.periods._reading) == {"eagle3"} and set(policy.periods._reading["eagle3"]) == {2}
     monkeypatch.setattr(rehearse, "ALIKE", 1e6)
     assert not rehearse.rehearse(e, policy), "what is known still holds"
-    monkeypatch.setattr(rehearse, "ALIKE", 0.0)
-    before = policy.periods
-    assert rehearse.rehearse(e, policy) and policy.periods is not before
     assert run(e, asked(6)) == [text[:6] for text in wanted(LONG)]

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 ROWS = (1, 2, 4, 8, 16, 32, 64, 3, 5, 6, 7, 9, 10, 12, 24, 48, 13, 17, 20, 28, 40)  # in the order of measuring
 CONTEXT, FAR = 128, 1024  # tokens behind which rows are measured; and once more, for what context costs
 FAR_ROWS = 8
+CHECKED = (1, 2, 4, FAR_ROWS)  # rows with which costs of before are compared
 FOLLOW, SHIFT = 0.08, 0.25  # how far one step moves its own number of rows, and all of them: a machine is slow for all
 NEAR = FOLLOW * 0.6 ** np.abs(np.arange(-6, 7))  # and those around its own
 MOST = 1024  # rows that are told apart
@@ -176,7 +177,16 @@ def measure(runner: Runner, most_rows: int, most_seconds: float = 3.0, rows: Seq
                 break
             points[n] = min(_seconds(runner, slots[: CONTEXT + n], n) for _ in range(3 if n < 16 else 2))
         runner.keep(slots, 0)
-    return Costs(points)
+    return Costs(_without_spikes(points))
+
+
+def _without_spikes(points: Mapping[int, float]) -> dict[int, float]:
+    """A forward takes no longer than a larger one: where it did, somebody else used the machine."""
+    found: dict[int, float] = {}
+    least = np.inf
+    for n in sorted(points, reverse=True):
+        least = found[n] = min(points[n], least)
+    return found
 
 
 def measure_context(runner: Runner, num_slots: int, costs: Costs) -> None:
@@ -193,13 +203,14 @@ def measure_context(runner: Runner, num_slots: int, costs: Costs) -> None:
 
 
 def is_still_so(runner: Runner, costs: Costs, most_rows: int) -> bool:
-    """Are forwards of one and of some rows about as fast as these costs say? They take on the machine's speed of today."""
+    """Are forwards of one and of some rows about as fast as these costs say? They take on the machine's speed of today. Costs
+    that are too high for a few rows would never be noticed: nobody would draft."""
     slots = np.arange(CONTEXT + FAR_ROWS)
     if most_rows < FAR_ROWS:
         return False
     with runner.at_work():
         _read(runner, slots[:CONTEXT], most_rows)
-        found = [(n, min(_seconds(runner, slots[: CONTEXT + n], n) for _ in range(3))) for n in (1, FAR_ROWS)]
+        found = [(n, min(_seconds(runner, slots[: CONTEXT + n], n) for _ in range(3))) for n in CHECKED]
         runner.keep(slots, 0)
     ratios = [seconds / costs.of(n, CONTEXT) for n, seconds in found]
     costs.scale(float(np.mean(ratios)))
