@@ -909,14 +909,8 @@ class Engine:
         if (before := request.booked) is None:
             return
         request.booked = tuple(self._seconds)
-        stats, more = request.stats, [now - then for now, then in zip(self._seconds, before, strict=True)]
-        stats.time_draft += more[0]
-        stats.time_target += more[1]
-        stats.time_verify += more[2]
-        stats.time_host += more[3]
-        stats.time_policy += more[4]
-        stats.time_compared += more[COMPARED]
-        stats.time_plain += more[PLAIN]
+        for name, now, then in zip((*LAPS, "compared", "plain"), request.booked, before, strict=True):
+            setattr(request.stats, f"time_{name}", getattr(request.stats, f"time_{name}") + now - then)
 
     def check_integrity(self) -> None:
         """Slots, tables and requests agree."""

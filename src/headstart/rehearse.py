@@ -13,6 +13,7 @@ import numpy as np
 from headstart.core import Request, RequestSpeculation, SamplingParams
 from headstart.engine import Engine
 from headstart.policy.ahead import AheadPolicy
+from headstart.policy.costs import are_alike
 from headstart.policy.periods import Mode
 from headstart.progress import bar
 
@@ -72,7 +73,7 @@ def _is_still_so(
             if mode is None or _fits(engine, mode, company):
                 seconds = _play(engine, policy, words, company, name, [mode]).get(mode, 0.0)
                 ratios.append(seconds / policy.periods.of(mode, company))
-    if max(ratios) > ALIKE * min(ratios) or not 1 / ALIKE**2 < ratios[0] < ALIKE**2:
+    if not are_alike(ratios, ALIKE):
         return False
     policy.periods.scale(float(np.mean(ratios)))
     return True

@@ -148,7 +148,7 @@ class Scheduler:
         piece = min(len(request.tokens) - request.computed, room)
         if missing + spare > self.pool.num_available or not self.pool.reserve(request.id, request.computed + piece):
             self.pool.close(request.id)
-            request.computed = 0
+            request.computed, request.unread = 0, None
             return 0
         if not request.num_output:
             request.stats.cached_prompt_tokens = request.computed

@@ -95,7 +95,7 @@ class Trail:
         )
 
     def reached(self, known: int) -> None:
-        """All before this token was read on the device."""
+        """All before this token was read, or need not be: nothing waits."""
         self.read, self.features, self.state = known, [], None
 
 

@@ -214,7 +214,12 @@ def is_still_so(runner: Runner, costs: Costs, most_rows: int) -> bool:
         runner.keep(slots, 0)
     ratios = [seconds / costs.of(n, CONTEXT) for n, seconds in found]
     costs.scale(float(np.mean(ratios)))
-    return max(ratios) < ALIKE * min(ratios) and 1 / ALIKE**2 < ratios[0] < ALIKE**2
+    return are_alike(ratios, ALIKE)
+
+
+def are_alike(ratios: Sequence[float], by: float) -> bool:
+    """Of what is measured to what is known: do they differ from each other by no more than this, and from 1 by twice that?"""
+    return max(ratios) < by * min(ratios) and 1 / by**2 < ratios[0] < by**2
 
 
 def _read(runner: Runner, slots: np.ndarray, at_once: int) -> None:
