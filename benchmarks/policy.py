@@ -31,6 +31,7 @@ import report
 
 from headstart import LLM, SamplingParams
 from headstart.models.load import load
+from headstart.rehearse import prepare
 
 console = Console(width=170)
 MIXED, NOISE, CODE, MATHS = "mixed", "noise", "code", "maths"
@@ -160,6 +161,7 @@ def _summary(runs: list[dict[str, Any]], plain: list[dict[str, Any]]) -> dict[st
     return {
         "speed": statistics.median(r["speed"] for r in runs),
         "ratio": statistics.median(r["speed"] / p["speed"] for r, p in zip(runs, plain, strict=True)),
+        "speeds": [r["speed"] for r in runs],
         "block efficiency": sum(r["tokens"] for r in runs) / sum(r["steps"] for r in runs),
         "drafted": sum(r["drafted"] for r in runs) / sum(r["tokens"] for r in runs),
         "accepted": sum(r["accepted"] for r in runs) / sum(r["tokens"] for r in runs),
@@ -184,6 +186,8 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         }
         prompts = kinds(args, target.vocab_size)
         for name, llm in llms.items():
+            if name != "auto":  # which prepares itself
+                prepare(llm.engine)
             answer(llm, take(prompts, MIXED, 4, 0), 8)  # whatever is prepared on first use
             console.print(f"{name}: ready")
         if args.shifts:

@@ -17,6 +17,7 @@ from headstart.policy.ahead import PROBES, AheadPolicy
 from headstart.policy.periods import Mode, Periods, modes_of
 from headstart.policy.store import Store
 from headstart.shapes import within
+from tests import harness, tiny
 
 NGRAM, CHAIN, TREE = Mode("ngram", 3, 3), Mode("eagle3", 2, 2), Mode("eagle3", 15, 5)
 MODES = [NGRAM, Mode("ngram", 6, 6), CHAIN, Mode("eagle3", 4, 4), TREE]
@@ -335,3 +336,12 @@ def test_steps_that_wait_for_prompts_tell_nothing_about_others() -> None:
             StepTimes(0, 0, 0, 0, 0, 0, 2 * plain, produced=1, asked=[{}], drafted=[0]), [request], [Verdict([], 0)]
         )
     assert p.periods.of(None, 1) > 1.9 * plain
+
+
+def test_who_comes_is_told_how_many_may_run_at_once(monkeypatch) -> None:
+    model = tiny.model()
+    e = harness.engine(model, {"method": "eagle3"}, head=tiny.eagle(model.config, (0, 1, 2)))
+    e.scheduler.max_num_seqs, told = 2, []
+    monkeypatch.setattr(e.policy, "enlist", lambda request, load: told.append(load.num_running) or True)
+    harness.run(e, [harness.request([1, 2, 3], max_tokens=2) for _ in range(5)])
+    assert len(told) == 5 and max(told) == 2, "though five wait"

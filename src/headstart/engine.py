@@ -172,7 +172,7 @@ class Engine:
     def _welcome(self, request: Request) -> None:
         """It is next in line, and now it is known in what company it will be: shall heads read along?"""
         if self.drafting.could_be_read(request):
-            company = min(len(self.scheduler.running) + len(self.scheduler.waiting), self.config.max_num_seqs)
+            company = min(len(self.scheduler.running) + len(self.scheduler.waiting), self.scheduler.max_num_seqs)
             if self.policy.enlist(request, Load(company, 0, 0, len(request.prompt))):
                 self.drafting.enlist(request)
             else:

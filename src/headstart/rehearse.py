@@ -20,8 +20,8 @@ from headstart.progress import bar
 COMPANIES = (1, 2, 4, 8, 16, 32, 64)
 PROMPT, PATTERN = 64, 8  # tokens of a made-up text, and after how many it repeats itself
 WARM, TIMED = 9, 15  # steps before and while times are taken
-CROWDS = (1, 8, 32, 64)  # companies to which newcomers come, to know what reading along takes
-ADMISSIONS, SETTLED = 8, 2  # how many do, and the steps after their first token in which they still disturb
+CROWDS = (1, 4, 16, 64)  # companies to which newcomers come, to know what reading along takes
+ADMISSIONS, STAY = 12, 6  # how many do, one after the other, and the tokens that each of them stays for
 MOST_TOKENS = 8  # that a step may bring
 ALIKE = 1.15  # ratios of what is measured to what is known may differ by so much
 WORDS = 4000  # tokens among which words are looked for
@@ -59,6 +59,28 @@ def rehearse(engine: Engine, policy: AheadPolicy) -> bool:
         policy.rehearses, policy.ordered = False, None
 
 
+def prepare(engine: Engine) -> None:
+    """Have all ready that steps of any size need where a policy drafts as it was told, or nobody does: else it is made when it
+    is first met. Who measures does not want to meet it."""
+    if not engine.runner.repeats:  # nothing of that kind is made
+        return
+    config = engine.drafting.config
+    nodes, depth = config.nodes if config.tree else config.num_speculative_tokens, config.num_speculative_tokens
+    modes = {name: [Mode(name, nodes, depth)] for name in engine.drafting.drafters}
+    _prepare(engine, modes)
+    words = _words(engine)
+    for company in companies(engine, modes):
+        for name in modes or (None,):
+            requests = list(_made_up(engine, words, company, name))
+            for request in requests:
+                engine.add(request)
+            try:
+                while any(r.num_output < WARM for r in requests):
+                    engine.step()
+            finally:
+                _leave(engine, requests)
+
+
 def _is_still_so(
     engine: Engine, policy: AheadPolicy, words: Sequence[int], modes: dict[str, list[Mode]], sizes: Sequence[int]
 ) -> bool:
@@ -82,8 +104,9 @@ def _is_still_so(
 def _prepare(engine: Engine, modes: dict[str, list[Mode]]) -> None:
     """Have the graphs ready: with hidden states for those that read them, and without."""
     taps, reading = engine.drafting.taps, {n for n, d in engine.drafting.drafters.items() if d.needs.hidden_layers}
-    every = {(m.nodes, m.nodes > m.depth) for own in modes.values() for m in own}
-    others = {(m.nodes, m.nodes > m.depth) for name, own in modes.items() if name not in reading for m in own}
+    drafts = {n: {(m.nodes, m.nodes > m.depth or n == "suffix") for m in own} for n, own in modes.items()}
+    every = {draft for own in drafts.values() for draft in own}
+    others = {draft for name, own in drafts.items() if name not in reading for draft in own}
     work = [*engine.runner.prepare(others, ()), *(engine.runner.prepare(every, taps) if taps else ())]
     with bar("Preparing GPU graphs", len(work), "graphs") as done:
         for record in work:
@@ -93,7 +116,7 @@ def _prepare(engine: Engine, modes: dict[str, list[Mode]]) -> None:
 
 def companies(engine: Engine, modes: dict[str, list[Mode]]) -> list[int]:
     """As many requests as run at once, as far as there is memory for all they may write here."""
-    longest = PROMPT + (WARM + TIMED) * MOST_TOKENS * max(1, *(len(own) for own in modes.values()))
+    longest = PROMPT + (WARM + TIMED) * MOST_TOKENS * max([1, *(len(own) for own in modes.values())])
     if longest + MOST_TOKENS > engine.max_len:
         return []
     most = min(engine.config.max_num_seqs, engine.pool.num_slots // (longest + engine.config.page_size))
@@ -132,33 +155,24 @@ def _play(
 
 
 def _admission(engine: Engine, policy: AheadPolicy, words: Sequence[int], company: int, name: str | None) -> float:
-    """Seconds that it takes, besides the steps as such, until a newcomer is one of the company, where this drafter reads the
-    prompts and nobody drafts."""
-    found = []
+    """Seconds from the end of one newcomer to the end of the next, who waited for that place among the company; this drafter
+    reads their prompts, and nobody drafts."""
     policy.order(None)
     first = 10_000 * company + 5_000 * (name is not None)  # texts that nobody has had before
     others = list(_made_up(engine, words, company - 1, name, first))
-    requests = list(others)
-    for request in others:
-        engine.add(request)
+    coming = list(_made_up(engine, words, ADMISSIONS, name, first + company, STAY))
+    most, engine.scheduler.max_num_seqs = engine.scheduler.max_num_seqs, company
+    ends: list[float] = []
     try:
-        while any(not r.num_output for r in others):
-            engine.step()
-        for i in range(ADMISSIONS):
-            (request,) = _made_up(engine, words, 1, name, first + company + i)
-            requests.append(request)
+        for request in [*others, *coming]:
             engine.add(request)
-            seconds = [_seconds(engine)]
-            while not request.num_output:
-                seconds.append(_seconds(engine))
-            seconds += [_seconds(engine) for _ in range(SETTLED)]
-            found.append(sum(seconds) - len(seconds) * policy.periods.of(None, company))
-            engine.abort(request)
-            while not others and not engine.idle:
-                engine.step()
+        while len(ends) < len(coming):
+            engine.step()
+            ends += [time.perf_counter()] * (sum(r.finish_reason is not None for r in coming) - len(ends))
     finally:
-        _leave(engine, requests)
-    return min(found[1:])  # whatever else happens makes it longer
+        engine.scheduler.max_num_seqs = most
+        _leave(engine, [*others, *coming])
+    return float(np.median(np.diff(ends)))
 
 
 def _leave(engine: Engine, requests: Sequence[Request]) -> None:
@@ -183,10 +197,13 @@ def _words(engine: Engine) -> list[int]:
     return [t for t in some if (text := decode([t], True).strip()).isascii() and text.isalpha()] or some
 
 
-def _made_up(engine: Engine, words: Sequence[int], company: int, name: str | None, first: int = 0) -> Iterator[Request]:
-    """Requests for one drafter, or for none; their numbers begin with `first`, and no two of them are alike."""
+def _made_up(
+    engine: Engine, words: Sequence[int], company: int, name: str | None, first: int = 0, tokens: int | None = None
+) -> Iterator[Request]:
+    """Requests for one drafter, or for none; their numbers begin with `first`, and no two of them are alike. They go on until
+    they have so many tokens, or for ever."""
     speculation = RequestSpeculation(enabled=name is not None, method=name)
-    tokens = engine.max_len - PROMPT - 1
+    tokens = tokens or engine.max_len - PROMPT - 1
     for i in range(first, first + company):
         pattern = [words[(29 * i + k + i // len(words)) % len(words)] for k in range(PATTERN)]
         params = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)

@@ -10,6 +10,7 @@ import pytest
 from headstart import rehearse
 from headstart.engine import Engine
 from headstart.models import kernel_runner
+from headstart.models.heads.grower import Grower
 from headstart.models.paged import Device
 from headstart.policy.ahead import AheadPolicy
 from headstart.policy.periods import Mode
@@ -75,7 +76,7 @@ def test_modes_change_and_heads_let_go_while_steps_are_on_their_way(monkeypatch)
 
 def test_a_rehearsal_measures_every_mode_and_leaves_nothing(monkeypatch) -> None:
     for name, value in dict(
-        COMPANIES=(2,), CROWDS=(2,), ADMISSIONS=2, SETTLED=1, PROMPT=6, PATTERN=3, WARM=1, TIMED=2, MOST_TOKENS=4
+        COMPANIES=(2,), CROWDS=(2,), ADMISSIONS=3, STAY=2, PROMPT=6, PATTERN=3, WARM=1, TIMED=2, MOST_TOKENS=4
     ).items():
         monkeypatch.setattr(rehearse, name, value)
     e = engine(small(), AUTO, head=eagle(), max_num_seqs=2)
@@ -90,3 +91,55 @@ def test_a_rehearsal_measures_every_mode_and_leaves_nothing(monkeypatch) -> None
     monkeypatch.setattr(rehearse, "ALIKE", 1e6)
     assert not rehearse.rehearse(e, policy), "what is known still holds"
     assert run(e, asked(6)) == [text[:6] for text in wanted(LONG)]
+
+
+@pytest.mark.parametrize("spec", [{}, {"method": "eagle3", "num_speculative_tokens": 2}], ids=["plain", "a head"])
+def test_what_is_prepared_for_other_policies_leaves_nothing(monkeypatch, spec: dict[str, Any]) -> None:
+    for name, value in dict(COMPANIES=(1, 2), PROMPT=6, PATTERN=3, WARM=3, TIMED=1, MOST_TOKENS=4).items():
+        monkeypatch.setattr(rehearse, name, value)
+    e = engine(small(), spec, head=eagle() if spec else None, max_num_seqs=2)
+    sizes = []
+    forward = e.runner.forward
+    monkeypatch.setattr(e.runner, "forward", lambda batch: sizes.append(len(batch.segments)) or forward(batch))
+    rehearse.prepare(e)
+    assert {1, 2} <= set(sizes) and e.idle and e.pool.num_used == 0
+    assert run(e, asked(6)) == [text[:6] for text in wanted(LONG)]
+
+
+def test_behind_its_own_drafts_a_grower_reads_less_and_drafts_the_same(monkeypatch) -> None:
+    calls: list[int] = []
+    grow = Grower.grow
+    monkeypatch.setattr(Grower, "grow", lambda self, *args: (calls.append(self.growth.rows), grow(self, *args))[1])
+    found, rows = [], []
+    for less in (True, False):
+        e, policy = decided(eagle3=1.01)
+        for mode in MODES[2:]:
+            policy.periods.put(mode, 1, 9.0)
+        for grower in e.drafting.drafters["eagle3"].growers:
+            grower.own = grower.own if less else grower
+        calls.clear()
+        rs = asked()
+        assert run(e, rs) == wanted()
+        found.append([(r.stats.drafted, r.stats.accepted, r.stats.steps) for r in rs])
+        rows.append(set(calls))
+    assert found[0] == found[1] and any(accepted for _, accepted, _ in found[0])
+    assert min(rows[0]) < min(rows[1]) == max(rows[1]), "else it read as much as behind any draft"
+
+
+def test_a_text_that_ends_beside_others_is_written_down_and_nothing_more(monkeypatch) -> None:
+    e, _ = decided(eagle3=1.01)
+    drafter, caught = e.drafting.drafters["eagle3"], []
+    catch_up = drafter._catch_up
+    monkeypatch.setattr(
+        drafter, "_catch_up", lambda texts, blanks=None: caught.append(texts) or catch_up(texts, blanks)
+    )
+    monkeypatch.setattr(e, "_can_follow", lambda flight: False)  # every step is settled before the next one
+    monkeypatch.setattr(e, "_may_repeat", lambda flight: False)
+    written, write_down = [], drafter._write_down
+    monkeypatch.setattr(drafter, "_write_down", lambda own, hidden: written.extend(own) or write_down(own, hidden))
+    rs, texts = asked(), wanted()
+    for r, text, end in zip(rs, texts, (3, 5, 7), strict=True):
+        r.stop_ids = frozenset(text[end:])
+    assert all(text[: len(own)] == own and own for own, text in zip(run(e, rs), texts, strict=True))
+    assert {r.id for r in written if r.ends} == {r.id for r in rs} and [r.finish_reason for r in rs] == ["stop"] * 3
+    assert not any(caught)

@@ -147,7 +147,9 @@ class HeadDrafter(GrowingDrafter):
         slots = num_slots + self.around.max_num_seqs * self._most_nodes()
         self.num_slots = num_slots
         with torch.inference_mode():
-            self.growers = [self._make_grower(g, num_slots) for g in self.growths]
+            self.growers = []
+            for growth in self.growths:
+                self.growers.append(self._make_grower(growth, num_slots))
             slots = max([slots, *(g.slots for g in self.growers)])
             for pool, dim in ((self.keys, "key_dim"), (self.values, "value_dim")):
                 pool[:] = [
@@ -155,7 +157,7 @@ class HeadDrafter(GrowingDrafter):
                     for s in self.head.shapes
                 ]
             for grower in self.growers:
-                grower.keys, grower.values = self.keys, self.values
+                grower.write_to(self.keys, self.values)
 
     def _most_nodes(self) -> int:
         return self._room(self.config.num_speculative_tokens, self.config.nodes)
@@ -168,8 +170,12 @@ class HeadDrafter(GrowingDrafter):
             for r in readings:
                 self._trails.setdefault(r.id, Trail()).reached(r.start + len(r.rows))
             return
-        if self.reads_ahead and all(r.ends and not self._waits(r.id) for r in readings):
-            return self._write_down(readings, hidden)  # nobody goes on, but others may share it
+        if self.reads_ahead:
+            over = {r.id for r in readings if r.ends and not self._waits(r.id)}
+            self._write_down([r for r in readings if r.id in over], hidden)  # nobody goes on, but others may share it
+            readings = [r for r in readings if r.id not in over]
+        if not readings:
+            return
         if not self.head.shapes:  # nothing is remembered: the last token is all that matters
             readings = [r.last() for r in readings]
         rows = torch.tensor([row for r in readings for row in r.rows], device=self.device)
@@ -282,9 +288,16 @@ class HeadDrafter(GrowingDrafter):
         from headstart.models.heads.grower import Grower
         from headstart.models.kernel_runner import device_limits
 
-        a = self.around
+        a, fused = self.around, self.growers[0].fused if self.growers else None
         return Grower(
-            self.head, growth, a.max_num_seqs, a.max_model_len, a.page_size, num_slots, device_limits(self.device)
+            self.head,
+            growth,
+            a.max_num_seqs,
+            a.max_model_len,
+            a.page_size,
+            num_slots,
+            device_limits(self.device),
+            fused,
         )
 
     def _on_device(self, view: View, texts: DeviceTexts) -> Draft:
@@ -304,15 +317,15 @@ class HeadDrafter(GrowingDrafter):
         ids = {r.id for r in drafted}
         sizes = tuple(min(r.budget, grower.growth.nodes) if r.id in ids else -1 for r in view.requests)
         self._asked = Question(view, drafted, grower, numbers, sizes)
-        return self._grow(self._asked)
+        return self._grow(self._asked, grower)
 
     @torch.inference_mode()
     def again(self, view: View) -> Draft:
         asked = self._asked
-        return self._grow(asked) if asked is not None and asked.view is view else self.propose(view)
+        return self._grow(asked, asked.grower.own) if asked is not None and asked.view is view else self.propose(view)
 
-    def _grow(self, asked: Question) -> Draft:
-        view, grower = asked.view, asked.grower
+    def _grow(self, asked: Question, grower: Grower) -> Draft:
+        view = asked.view
         assert view.step is not None and view.texts is not None
         found = grower.grow(view.step, view.texts, asked.numbers, len(asked.drafted))
         return self._send(asked.sizes, found, view.texts.read(found), grower.growth)

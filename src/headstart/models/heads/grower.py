@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -85,8 +86,10 @@ class Grower:
         page_size: int,
         num_slots: int,
         limits: Device,
+        fused: Any = None,
     ) -> None:
-        """For up to `lines` requests at a time. `num_slots`: of the target; behind them lie those of the drafts."""
+        """For up to `lines` requests at a time. `num_slots`: of the target; behind them lie those of the drafts. `fused`: the
+        head through the kernels, where another grower has it already."""
         self.head, self.growth, self.limits = head, growth, limits
         weight = next(head.parameters())
         self.device, self.graphs_allowed = weight.device, weight.device.type == "cuda"
@@ -97,7 +100,7 @@ class Grower:
         )  # fmt: skip
         self.targets = head.targets
         self.plain: Any = Plain(head)
-        self.fused: Any = FusedEagle3(head, limits, max_len) if fusible(head) else self.plain
+        self.fused: Any = fused or (FusedEagle3(head, limits, max_len) if fusible(head) else self.plain)
         self.room = self._room()
         self.keys: list[torch.Tensor] = []
         self.values: list[torch.Tensor] = []
@@ -107,6 +110,15 @@ class Grower:
         self._graphs: dict[tuple[int, bool], list[torch.cuda.CUDAGraph]] = {}
         self._out = Ring(4, 1 << 12, self.device)
         self._layouts: dict[int, list[Layout]] = {}
+        self.own = self  # for the step behind one of its own drafts: it need not read as much
+        if growth.reads > growth.depth:
+            less = replace(growth, reads=growth.depth)
+            self.own = Grower(head, less, lines, max_len, page_size, num_slots, limits, self.fused)
+
+    def write_to(self, keys: list[torch.Tensor], values: list[torch.Tensor]) -> None:
+        """The head's KV."""
+        for grower in (self, self.own):
+            grower.keys, grower.values = keys, values
 
     @property
     def slots(self) -> int:

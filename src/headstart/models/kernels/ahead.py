@@ -17,6 +17,7 @@ from headstart.core import DeviceTexts
 from headstart.models.kernels.attention import Layout, _slots
 
 BLOCK = 1024  # places of a text that are looked at together
+USUAL = 16  # tokens up to which drafts of n-grams share one kernel, however many are asked for
 
 
 @triton.jit
@@ -87,7 +88,7 @@ def _plant(
             level -= 1
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["MOST"])
 def _lookup(
     texts, lengths, seats, out, WIDTH, MOST,
     SHORTEST: tl.constexpr, LONGEST: tl.constexpr, BLOCK: tl.constexpr, PAD: tl.constexpr,
@@ -146,6 +147,6 @@ def lookup(texts: DeviceTexts, seats: torch.Tensor, shortest: int, longest: int,
     out = torch.empty(len(seats), 1 + most, dtype=torch.int32, device=seats.device)
     _lookup[(len(seats),)](
         texts.tokens, texts.lengths, seats, out, texts.width, most, shortest, longest, BLOCK,
-        max(2, triton.next_power_of_2(most)), num_warps=4,
+        max(USUAL, triton.next_power_of_2(most)), num_warps=4,
     )  # fmt: skip
     return out
