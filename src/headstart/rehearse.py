@@ -5,6 +5,7 @@ The texts repeat themselves, so that whoever looks for what was there before fin
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Iterator, Sequence
 
@@ -20,7 +21,8 @@ from headstart.progress import bar
 COMPANIES = (1, 2, 4, 8, 16, 32, 64)
 PROMPT, PATTERN = 64, 8  # tokens of a made-up text, and after how many it repeats itself
 WARM, TIMED = 9, 15  # steps before and while times are taken
-CROWDS = (1, 4, 16, 64)  # companies to which newcomers come, to know what reading along takes
+SOME = 4  # steps after which a mode has met all that it makes on first use
+CROWDS = (1, 4, 16, 32, 64)  # companies to which newcomers come, to know what reading along takes
 ADMISSIONS, STAY = 12, 6  # how many do, one after the other, and the tokens that each of them stays for
 MOST_TOKENS = 8  # that a step may bring
 ALIKE = 1.15  # ratios of what is measured to what is known may differ by so much
@@ -38,6 +40,11 @@ def rehearse(engine: Engine, policy: AheadPolicy) -> bool:
         _prepare(engine, modes)
         sizes, words = companies(engine, modes), _words(engine)
         if policy.periods.known and _is_still_so(engine, policy, words, modes, sizes):
+            with bar("Preparing drafts", len(sizes) * len(modes), "parts") as done:
+                for company, own in itertools.product(sizes, modes.values()):
+                    known = [m for m in own if _fits(engine, m, company)]
+                    _play(engine, policy, words, company, own[0].drafter, known, SOME, 0)
+                    done(1)
             return False
         policy.forget_periods()
         with bar("Measuring this device", len(sizes) * (1 + len(modes)), "parts") as done:
@@ -75,7 +82,7 @@ def prepare(engine: Engine) -> None:
             for request in requests:
                 engine.add(request)
             try:
-                while any(r.num_output < WARM for r in requests):
+                while any(r.num_output < WARM and r.finish_reason is None for r in requests):
                     engine.step()
             finally:
                 _leave(engine, requests)
@@ -104,9 +111,8 @@ def _is_still_so(
 def _prepare(engine: Engine, modes: dict[str, list[Mode]]) -> None:
     """Have the graphs ready: with hidden states for those that read them, and without."""
     taps, reading = engine.drafting.taps, {n for n, d in engine.drafting.drafters.items() if d.needs.hidden_layers}
-    drafts = {n: {(m.nodes, m.nodes > m.depth or n == "suffix") for m in own} for n, own in modes.items()}
-    every = {draft for own in drafts.values() for draft in own}
-    others = {draft for name, own in drafts.items() if name not in reading for draft in own}
+    every = {(m.nodes, m.nodes > m.depth) for own in modes.values() for m in own}
+    others = {(m.nodes, m.nodes > m.depth) for name, own in modes.items() if name not in reading for m in own}
     work = [*engine.runner.prepare(others, ()), *(engine.runner.prepare(every, taps) if taps else ())]
     with bar("Preparing GPU graphs", len(work), "graphs") as done:
         for record in work:
@@ -120,6 +126,7 @@ def companies(engine: Engine, modes: dict[str, list[Mode]]) -> list[int]:
     if longest + MOST_TOKENS > engine.max_len:
         return []
     most = min(engine.config.max_num_seqs, engine.pool.num_slots // (longest + engine.config.page_size))
+    most = min(most, engine.config.max_batch_tokens // 2)  # so that there are rows for prompts, too
     return sorted({n for n in COMPANIES if n <= most} | ({most} if 0 < most < COMPANIES[-1] else set()))
 
 
@@ -134,20 +141,23 @@ def _play(
     company: int,
     name: str | None,
     modes: Sequence[Mode | None],
+    warm: int | None = None,
+    timed: int | None = None,
 ) -> dict[Mode | None, float]:
     """Seconds of a step in each of these modes, one after the other, with requests for one drafter."""
+    warm, timed = WARM if warm is None else warm, TIMED if timed is None else timed
     found: dict[Mode | None, float] = {}
     requests = list(_made_up(engine, words, company, name))
     for request in requests:
         engine.add(request)
     try:
         policy.ordered = None
-        while any(not r.num_output for r in requests):
+        while any(not r.num_output and r.finish_reason is None for r in requests):
             engine.step()
         for mode in modes:
             policy.order(mode)
-            seconds = [_seconds(engine) for _ in range(WARM + TIMED)][WARM:]
-            if all(r.finish_reason is None for r in requests):
+            seconds = [_seconds(engine) for _ in range(warm + timed)][warm:]
+            if seconds and all(r.finish_reason is None for r in requests):
                 found[mode] = float(np.median(seconds))
         return found
     finally:

@@ -12,6 +12,7 @@ from headstart.engine import Engine
 from headstart.models import kernel_runner
 from headstart.models.heads.grower import Grower
 from headstart.models.paged import Device
+from headstart.policy import ahead
 from headstart.policy.ahead import AheadPolicy
 from headstart.policy.periods import Mode
 from tests.harness import Drafts, engine, run
@@ -26,7 +27,16 @@ MODES = [Mode("ngram", 3, 3), Mode("eagle3", 2, 2), Mode("eagle3", 3, 3), Mode("
 
 @pytest.fixture(autouse=True)
 def _small_device(monkeypatch) -> None:
+    """Where a head never reads less than the last step may have accepted."""
     monkeypatch.setattr(kernel_runner, "device_limits", lambda device: Device(2, 1 << 16))
+    grow, depths = Grower.grow, [0]
+
+    def check(self: Grower, *args: Any) -> Any:
+        assert self.growth.rows > depths[-1]
+        depths.append(self.growth.depth)
+        return grow(self, *args)
+
+    monkeypatch.setattr(Grower, "grow", check)
 
 
 def decided(**seconds: float) -> tuple[Engine, AheadPolicy]:
@@ -88,6 +98,7 @@ def test_a_rehearsal_measures_every_mode_and_leaves_nothing(monkeypatch) -> None
     assert {m.drafter for m in known} == {"ngram", "suffix", "eagle3"} and policy.periods.known
     assert all(policy.periods.of(m, n) > 0 for m in [None, *known] for n in (1, 2, 7))
     assert set(policy.periods._reading) == {"eagle3"} and set(policy.periods._reading["eagle3"]) == {2}
+    assert policy._tokens == ahead.TOKENS, "texts that were made up are no answers"
     monkeypatch.setattr(rehearse, "ALIKE", 1e6)
     assert not rehearse.rehearse(e, policy), "what is known still holds"
     assert run(e, asked(6)) == [text[:6] for text in wanted(LONG)]
@@ -137,9 +148,14 @@ def test_a_text_that_ends_beside_others_is_written_down_and_nothing_more(monkeyp
     monkeypatch.setattr(e, "_may_repeat", lambda flight: False)
     written, write_down = [], drafter._write_down
     monkeypatch.setattr(drafter, "_write_down", lambda own, hidden: written.extend(own) or write_down(own, hidden))
+    read, mixed = drafter.read, []
+    monkeypatch.setattr(
+        drafter, "read", lambda own, hidden: mixed.append({r.ends for r in own} == {True, False}) or read(own, hidden)
+    )
     rs, texts = asked(), wanted()
-    for r, text, end in zip(rs, texts, (3, 5, 7), strict=True):
-        r.stop_ids = frozenset(text[end:])
+    for r, text, least in zip(rs, texts, (2, 5, 8), strict=True):
+        end = next(i for i in range(least, len(text)) if text[i] not in text[:i])
+        r.stop_ids = frozenset(text[end : end + 1])
     assert all(text[: len(own)] == own and own for own, text in zip(run(e, rs), texts, strict=True))
     assert {r.id for r in written if r.ends} == {r.id for r in rs} and [r.finish_reason for r in rs] == ["stop"] * 3
-    assert not any(caught)
+    assert any(mixed) and not any(caught)

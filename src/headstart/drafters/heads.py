@@ -288,7 +288,7 @@ class HeadDrafter(GrowingDrafter):
         from headstart.models.heads.grower import Grower
         from headstart.models.kernel_runner import device_limits
 
-        a, fused = self.around, self.growers[0].fused if self.growers else None
+        a, other = self.around, self.growers[0] if self.growers else None
         return Grower(
             self.head,
             growth,
@@ -297,7 +297,7 @@ class HeadDrafter(GrowingDrafter):
             a.page_size,
             num_slots,
             device_limits(self.device),
-            fused,
+            other,
         )
 
     def _on_device(self, view: View, texts: DeviceTexts) -> Draft:

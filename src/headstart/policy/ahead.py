@@ -358,7 +358,7 @@ class AheadPolicy:
         return counts
 
     def release(self, request: Request) -> None:
-        if request.finish_reason in ("stop", "length"):
+        if request.finish_reason in ("stop", "length") and not self.rehearses:
             self._tokens += 0.05 * (request.num_output - self._tokens)
         guest = self._guests.pop(request.id, None)
         if guest is not None and guest.log:  # its last drafts still tell something

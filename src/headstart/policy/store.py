@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-FORMAT = 2
+FORMAT = 3
 
 
 class Keeps(Protocol):

@@ -86,10 +86,10 @@ class Grower:
         page_size: int,
         num_slots: int,
         limits: Device,
-        fused: Any = None,
+        other: Grower | None = None,
     ) -> None:
-        """For up to `lines` requests at a time. `num_slots`: of the target; behind them lie those of the drafts. `fused`: the
-        head through the kernels, where another grower has it already."""
+        """For up to `lines` requests at a time. `num_slots`: of the target; behind them lie those of the drafts. With `other`,
+        a grower of the same head, all is shared that only one of them needs at a time."""
         self.head, self.growth, self.limits = head, growth, limits
         weight = next(head.parameters())
         self.device, self.graphs_allowed = weight.device, weight.device.type == "cuda"
@@ -100,11 +100,12 @@ class Grower:
         )  # fmt: skip
         self.targets = head.targets
         self.plain: Any = Plain(head)
-        self.fused: Any = fused or (FusedEagle3(head, limits, max_len) if fusible(head) else self.plain)
-        self.room = self._room()
+        self.room: Room = other.room if other else self._room()
+        self.recorder: Recorder = other.recorder if other else Recorder(self.device)
+        fused = FusedEagle3(head, limits, max_len) if other is None and fusible(head) else self.plain
+        self.fused: Any = other.fused if other else fused
         self.keys: list[torch.Tensor] = []
         self.values: list[torch.Tensor] = []
-        self.recorder = Recorder(self.device)
         self.texts: DeviceTexts | None = None  # of the proposal; the target's runner has one for all of them
         self._asked: torch.Tensor | None = None  # what `field.numbers` holds
         self._graphs: dict[tuple[int, bool], list[torch.cuda.CUDAGraph]] = {}
@@ -113,7 +114,7 @@ class Grower:
         self.own = self  # for the step behind one of its own drafts: it need not read as much
         if growth.reads > growth.depth:
             less = replace(growth, reads=growth.depth)
-            self.own = Grower(head, less, lines, max_len, page_size, num_slots, limits, self.fused)
+            self.own = Grower(head, less, lines, max_len, page_size, num_slots, limits, self)
 
     def write_to(self, keys: list[torch.Tensor], values: list[torch.Tensor]) -> None:
         """The head's KV."""
