@@ -450,7 +450,7 @@ class Reading:
     id: str
     tokens: Sequence[int]  # the whole text; the token behind those that were computed is known
     start: int
-    rows: list[int]  # of the forward's hidden states, one for each token
+    rows: Sequence[int]  # of the forward's hidden states, one for each token
     known: int  # how many of these tokens stood before the step's own choice: those of a prompt, and the last one
     slots: np.ndarray  # of the text, up to there
     ends: bool = False  # the text is over, and its KV stays for others to find

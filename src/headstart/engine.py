@@ -296,7 +296,7 @@ class Engine:
         readings: list[tuple[Planned, Reading]] = []
         for part, segment in own:
             r, count = part.request, part.piece - part.ready
-            rows, slots = list(range(segment.start, segment.start + count)), self.pool.slots(r.id, r.computed + count)
+            rows, slots = range(segment.start, segment.start + count), self.pool.slots(r.id, r.computed + count)
             readings.append((part, Reading(r.id, r.tokens, r.computed, rows, count, slots, unread=r.unread)))
         if readings:
             self.drafting.read_ahead(readings, step)
@@ -463,9 +463,13 @@ class Engine:
             r = part.request
             if r.id in seats:
                 part.seat, part.spare = seats[r.id], more.get(r.id, 0)
-            elif self._can_draft_ahead(r) and (self.drafting.reads(r) or not self.policy.is_quiet(r)):
+            elif self._can_draft_ahead(r) and not (self.policy.is_quiet(r) and self._may_rest(r)):
                 heat = 0.0 if r.params.greedy else r.params.temperature
                 part.seat = self.texts.sit(r.id, r.tokens, heat, r.seed)
+
+    def _may_rest(self, request: Request) -> bool:
+        """Nobody reads it, or nobody has to go on."""
+        return not self.drafting.reads(request) or self.policy.rests(request)
 
     def _expect(self, flight: Flight) -> None:
         """Go on as if every request had its next token, with room for all that it may have accepted."""
@@ -536,12 +540,16 @@ class Engine:
         wishes = list(wishes)
         for i, (part, own) in enumerate(zip(plan.ready, wishes, strict=True)):
             r = part.request
+            if not own and not self.drafting.reads(r):
+                continue
             if late := self.drafting.late(r, own):
                 wishes[i] = {name: wish for name, wish in own.items() if name not in late}
                 if not follows:
                     self.drafting.join(r, late)
             elif names := [n for n in self.drafting.readers(r) if n not in own]:
-                if self.policy.rests(r) and not part.has_prompt:
+                if part.has_prompt:  # of which the last step left nothing, or what was read at once
+                    continue
+                if self.policy.rests(r):
                     read = self.drafting.rest(r)
                     r.unread = read if r.unread is None else r.unread
                     self.pool.leave_unread(r.id, read)  # who goes on from here is to know
@@ -760,8 +768,9 @@ class Engine:
         """Which rows of the forward stand for what lies in KV now. `starts`: where the first of each part stands. Where the
         next step is on its way, nobody asks for rows: how far texts have come is enough."""
         if flight.followed:
-            alive = [(p, p.request) for p in flight.plan.parts if p.request.id in self.pool.tables]
-            return [(p, Reading(r.id, r.tokens, r.computed, [], 0, NOTHING)) for p, r in alive]
+            read = [(p, p.request) for p in flight.plan.parts if self.drafting.reads(p.request)]
+            alive = [(p, r) for p, r in read if r.id in self.pool.tables]
+            return [(p, Reading(r.id, r.tokens, r.computed, (), 0, NOTHING)) for p, r in alive]
         out, ready = [], iter(verdicts)
         for part, segment, at in zip(flight.plan.parts, flight.batch.segments, starts, strict=True):
             r, accepted = part.request, next(ready).accepted if part.ready else []

@@ -123,6 +123,7 @@ class HeadDrafter(GrowingDrafter):
             )
         self.needs = Needs(hidden_layers=self.head.spec.taps)
         self.targets = self.head.targets
+        self.keeps = bool(self.head.shapes)  # something of each token: it has KV of its own
         self.device = next(itertools.chain(self.head.parameters(), self.head.buffers())).device
         self.keys: list[torch.Tensor] = []
         self.values: list[torch.Tensor] = []
@@ -176,14 +177,14 @@ class HeadDrafter(GrowingDrafter):
             readings = [r for r in readings if r.id not in over]
         if not readings:
             return
-        if not self.head.shapes:  # nothing is remembered: the last token is all that matters
+        if not self.keeps:  # nothing is remembered: the last token is all that matters
             readings = [r.last() for r in readings]
         rows = torch.tensor([row for r in readings for row in r.rows], device=self.device)
         features = torch.cat([hidden[layer].index_select(0, rows) for layer in self.head.spec.taps], -1)
         for r, own in zip(readings, features.split([len(r.rows) for r in readings]), strict=True):
             trail = self._trails.setdefault(r.id, Trail())
             trail.turn_to(r.start, r.unread)
-            if not self.head.shapes:
+            if not self.keeps:
                 trail.reached(r.start)
             trail.features.append(own)
         most = 1 if self.growers else EAGER  # the device reads on from the last known token
@@ -210,13 +211,17 @@ class HeadDrafter(GrowingDrafter):
 
     def _write_down(self, readings: Sequence[Reading], hidden: Mapping[int, torch.Tensor]) -> None:
         """Make the entries of these rows where the target left them."""
-        if not self.head.shapes or not any(r.rows for r in readings):
+        if not self.keeps or not any(r.rows for r in readings):
             return
-        rows = [row for r in readings for row in r.rows]
-        following = [t for r in readings for t in r.tokens[r.start + 1 : r.start + 1 + len(r.rows)]]
-        positions = [p for r in readings for p in range(r.start, r.start + len(r.rows))]
-        slots = np.concatenate([r.slots[r.start : r.start + len(r.rows)] for r in readings])
-        self.growers[0].remember(hidden, np.array([rows, following, positions, slots]))
+        numbers = np.empty((4, sum(len(r.rows) for r in readings)), np.int64)
+        at = 0
+        for r in readings:
+            end = r.start + len(r.rows)
+            own = numbers[:, at : at + len(r.rows)]
+            own[0], own[1], own[2] = r.rows, r.tokens[r.start + 1 : end + 1], np.arange(r.start, end)
+            own[3] = r.slots[r.start : end]
+            at += len(r.rows)
+        self.growers[0].remember(hidden, numbers)
 
     @torch.inference_mode()
     def propose(self, view: View) -> Draft:
@@ -439,7 +444,7 @@ class HeadDrafter(GrowingDrafter):
     ) -> torch.Tensor:
         """`paged`: the slots of each segment are whole pages, one behind the other."""
         token, position = (torch.tensor(x, device=self.device) for x in (tokens, positions))
-        if not self.head.shapes:
+        if not self.keeps:
             return self.head.advance(level, state, token, position, None)
         batch = Batch(np.array(tokens), np.array(positions), segments, np.empty(0, np.int64))
         context: Attends

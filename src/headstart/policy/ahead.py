@@ -38,7 +38,7 @@ PROBES = 0.008  # share of the time that trying what does not seem to pay may ta
 SAVED = 3  # and for how many trials it is saved up,
 SURELY = 0.2  # of the time of drafts is taken to be lost in a trial, whatever they should bring
 PROBE_STEPS = 4  # that a trial takes; where a head has to join, the first of them is without drafts;
-AROUND = 16  # and for how many requests the host needs one more step to begin and to end it
+AROUND = 16  # and for how many requests that are not new the host needs one more step to begin and to end it
 STAY = 1.05  # times what a draft should bring counts for those that draft so already: to begin and to end takes time
 HOST_MOST = 4  # requests up to which a drafter on the host is thought about: it makes the device wait for each of them
 SOLE = ("ngram", "suffix", "draft_model")  # those that need no reading along
@@ -143,8 +143,15 @@ class AheadPolicy:
         return gain > 1 + LEAST and whole * (1 - 1 / gain) > cost
 
     def rests(self, request: Request) -> bool:
-        mode = self._guest(request).mode
+        mode = self._mode(request)
         return mode is None or mode.drafter in SOLE
+
+    def _mode(self, request: Request) -> Mode | None:
+        """How it drafts; a newcomer, as the others that a head has read."""
+        guest, common = self._guest(request), self._common
+        if guest.decided or common is None:
+            return guest.mode
+        return common if common.drafter in self.choices(request) else None
 
     # ------------------------------------------------------------------ whom to ask
     def ask(self, requests: Sequence[Request], proposals: Sequence[Proposals], load: Load) -> list[Wishes]:
@@ -256,7 +263,7 @@ class AheadPolicy:
 
         def costs(count: int) -> float:
             brings = plain * each / len(own) * count / company
-            around = 0.0 if count == len(new) else (1 + company / AROUND) * plain
+            around = plain if count == len(new) else (1 + company / AROUND) * plain
             extra = self.periods.extra(mode, count, company)
             return around + PROBE_STEPS * max(SURELY * extra, extra - brings)
 
@@ -305,7 +312,7 @@ class AheadPolicy:
         return not due
 
     def is_quiet(self, request: Request) -> bool:
-        return self._guest(request).mode is None
+        return self._mode(request) is None
 
     def choose(self, requests: Sequence[Request], proposals: Sequence[Proposals], load: Load) -> list[Tree]:
         return self.fixed.choose(requests, proposals, load)

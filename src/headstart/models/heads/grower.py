@@ -104,6 +104,8 @@ class Grower:
         self.recorder: Recorder = other.recorder if other else Recorder(self.device)
         fused = FusedEagle3(head, limits, max_len) if other is None and fusible(head) else self.plain
         self.fused: Any = other.fused if other else fused
+        one_layer = isinstance(self.fused, FusedEagle3) and len(self.fused.layers) == 1
+        self.remembers = not head.shapes or one_layer  # it can read on without drafting
         self.keys: list[torch.Tensor] = []
         self.values: list[torch.Tensor] = []
         self.texts: DeviceTexts | None = None  # of the proposal; the target's runner has one for all of them
@@ -154,11 +156,6 @@ class Grower:
         for piece in self._graphs.get(whole, ()):
             piece.replay()
         return self.field.mail[:count]
-
-    @property
-    def remembers(self) -> bool:
-        """Can it read on without drafting?"""
-        return not self.head.shapes or (isinstance(self.fused, FusedEagle3) and len(self.fused.layers) == 1)
 
     def remember(self, hidden: Mapping[int, torch.Tensor], numbers: np.ndarray) -> None:
         """Make the entries of rows of which a step left this. `numbers` (4, T): the rows, the tokens behind them, their
