@@ -345,3 +345,20 @@ def test_who_comes_is_told_how_many_may_run_at_once(monkeypatch) -> None:
     monkeypatch.setattr(e.policy, "enlist", lambda request, load: told.append(load.num_running) or True)
     harness.run(e, [harness.request([1, 2, 3], max_tokens=2) for _ in range(5)])
     assert len(told) == 5 and max(told) == 2, "though five wait"
+
+
+def test_drafts_for_some_teach_nothing_about_drafts_for_all() -> None:
+    p = Periods()
+    for mode, seconds in ((None, {1: 1.0, 8: 1.2}), (CHAIN, {1: 1.4, 8: 1.8})):
+        for company, s in seconds.items():
+            p.put(mode, company, s)
+    before = p.extra(CHAIN, 2, 8)
+    for _ in range(60):
+        p.learn(CHAIN, 2, 8, 1.2 + 1.5 * before)
+    assert p.extra(CHAIN, 2, 8) == pytest.approx(1.5 * before, rel=0.1)
+    assert p.of(CHAIN, 8) == 1.8 and p.of(None, 8) == 1.2 and p.extra(CHAIN, 8, 8) == pytest.approx(0.6)
+    for _ in range(200):
+        p.learn(CHAIN, 8, 8, 2.7)
+    assert p.of(CHAIN, 8) == pytest.approx(2.7, rel=0.05)
+    p.learn(CHAIN, 2, 8, 0.6)  # less than a plain step: noise
+    assert p.extra(CHAIN, 2, 8) > 0

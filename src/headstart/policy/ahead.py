@@ -34,6 +34,7 @@ TOKENS = 128.0  # of an answer, until some have been seen
 LEAST = 0.04  # a mode should bring so much more than none: its chances are guesses
 BEGIN = 0.03  # and so much more again where nobody drafts now: to begin takes a step or two
 READING = 0.015  # share of a request's time that reading its prompt may take, whether it is used or not
+DOUBT = 1.25  # times that it should come back where the others do not draft: alone it does not pay
 PROBES = 0.008  # share of the time that trying what does not seem to pay may take,
 SAVED = 3  # and for how many trials it is saved up,
 SURELY = 0.2  # of the time of drafts is taken to be lost in a trial, whatever they should bring
@@ -140,7 +141,8 @@ class AheadPolicy:
         hope = self.outcomes.hope(heads[0], guest.heat)
         brings = {m: hope * self.outcomes.worth(guest, m) for m in heads}
         gain = max((1 + more) * plain / self.periods.of(m, company) for m, more in brings.items())
-        return gain > 1 + LEAST and whole * (1 - 1 / gain) > cost
+        doubt = 1.0 if self._common is not None else DOUBT
+        return gain > 1 + LEAST and whole * (1 - 1 / gain) > doubt * cost
 
     def rests(self, request: Request) -> bool:
         mode = self._mode(request)

@@ -15,6 +15,7 @@ import numpy as np
 from headstart import shapes
 
 SHIFT, FOLLOW = 0.03, 0.03  # how far one step moves all modes, and its own
+LITTLE, MOST = 0.2, 3.0  # of what drafts for some should take, the least that a step tells, and how far that goes
 WILD = 2.5  # a step that took so many times what was expected tells nothing: a graph was made, or somebody used the machine
 
 
@@ -41,6 +42,7 @@ class Periods:
         self._points: dict[Key, dict[int, float]] = {}
         self._table: dict[Key, list[float]] = {}  # for 0, 1, ... requests: it is asked in every step
         self._own: dict[Key, float] = {}
+        self._few: dict[Key, float] = {}  # times what is thought of drafts for some, as real steps tell
         self._scale = 1.0
         self._reading: dict[str, dict[int, float]] = {}  # by drafter and company,
         self._readings: dict[str, list[float]] = {}  # and for 0, 1, ... requests
@@ -56,7 +58,7 @@ class Periods:
         """So it was measured."""
         own = self._points.setdefault(mode, {})
         own[company] = seconds
-        self._own[mode] = 1.0
+        self._own[mode] = self._few[mode] = 1.0
         self._table[mode] = _line(own)
 
     def of(self, mode: Key, company: int) -> float:
@@ -83,15 +85,20 @@ class Periods:
         each, without = self._scale * self._own[mode], self._scale * self._own[None]
         share = (each * _beyond(table, company) - without * _beyond(plain, company)) / company
         both = [(n, each * _beyond(table, n) - without * _beyond(plain, n)) for n in counts]
-        return [max(0.0, own, n * share) for n, own in both]
+        return [max(0.0, own, n * share) * (self._few[mode] if n < company else 1.0) for n, own in both]
 
     def learn(self, mode: Key, count: int, company: int, seconds: float) -> None:
-        """A real step of this company, of whom so many drafted."""
-        expected = self.of(None, company) + (self.extra(mode, count, company) if mode is not None else 0.0)
-        ratio = seconds / expected
-        if 1 / WILD < ratio < WILD:
-            self._scale *= ratio**SHIFT
-            self._own[mode] *= ratio**FOLLOW
+        """A real step of this company, of whom so many drafted. Where only some did, that tells what drafts for some take."""
+        plain, extra = self.of(None, company), self.extra(mode, count, company) if mode is not None else 0.0
+        ratio = seconds / (plain + extra)
+        if not 1 / WILD < ratio < WILD:
+            return
+        if mode is not None and count < company:
+            more = max(seconds - plain, LITTLE * extra) / extra if extra else 1.0
+            self._few[mode] = min(MOST, max(1 / MOST, self._few[mode] * more**FOLLOW))
+            return
+        self._scale *= ratio**SHIFT
+        self._own[mode] *= ratio**FOLLOW
 
     def scale(self, times: float) -> None:
         """The machine is that much slower today."""
