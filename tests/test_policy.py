@@ -23,13 +23,14 @@ from headstart.policy.adaptive import (
     LEAST,
     PLAIN_EVERY,
     PROBES,
+    PROOFS,
     ROW_MARGIN,
     SCOUTS,
     AdaptivePolicy,
     Pace,
 )
 from headstart.policy.beliefs import FIRST, Beliefs, Claim
-from headstart.policy.costs import MOST, Costs, Errands, is_still_so, measure
+from headstart.policy.costs import MOST, STALE, Costs, Errands, is_still_so, measure
 from headstart.policy.fixed import FixedPolicy
 from headstart.policy.store import Store
 from tests import harness, tiny
@@ -287,6 +288,38 @@ def test_a_bad_drafter_costs_little_and_a_good_one_pays(company: int):
         adaptive(points, "draft_model"), 200
     )
     assert good > 2 * plain
+
+
+@pytest.mark.parametrize("names", [("ngram",), ("ngram", "draft_model")])
+def test_costs_that_were_measured_beside_other_work_are_found_out(names: tuple[str, ...]):
+    """Rows seemed to cost as much as the first. So nobody drafts, and nobody would notice that they cost next to nothing."""
+    right, level = dict.fromkeys(names, 0.9), {"ngram": 1e-5, "draft_model": 0.002}
+    world = World(FREE_ROWS, {n: right[n] for n in names}, {n: level[n] for n in names})
+    policy = adaptive({1: 0.010, 2: 0.021, 3: 0.032, 64: 0.7}, *names)
+    world.run(policy, 4000)
+    speed, _ = world.run(policy, 200)
+    assert speed > 4 / Costs(FREE_ROWS).of(1)
+
+
+def test_rows_that_do_not_pay_are_verified_within_a_bound():
+    world = World(DEAR_ROWS, {"ngram": 0.3}, {"ngram": 1e-6})
+    speed, _ = world.run(adaptive(DEAR_ROWS), 3000)
+    assert speed * Costs(DEAR_ROWS).of(1) > 1 - 2 * PROOFS
+
+
+def test_a_number_of_rows_that_was_not_met_for_long_is_learned_afresh():
+    costs = Costs({1: 1.0, 2: 2.0, 3: 3.0, 64: 64.0})
+    costs.learn(3, 1.5)
+    assert costs.of(3) < 2.95  # a little
+    for _ in range(STALE):
+        costs.learn(1, costs.of(1))
+    assert costs.is_sure(1) and not costs.is_sure(3)
+    before, one = costs.of(3), costs.of(1)
+    costs.learn(3, 0.5 * before)
+    assert costs.of(3) == pytest.approx(before * 0.5**0.5) and costs.of(1) > 0.97 * one
+    assert not costs.is_sure(3), "one step is not enough"
+    costs.learn(3, 0.9 * costs.of(3))
+    assert costs.is_sure(3)
 
 
 def test_asking_in_vain_takes_a_bounded_share_of_the_time():

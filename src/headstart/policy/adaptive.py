@@ -32,6 +32,10 @@ from headstart.policy.shares import Share, heat_of
 PROBES = 0.005  # share of the time that asking drafters with weights in vain may take,
 FREE_PROBES = 0.003  # and asking one without
 SAVED = 3  # questions in vain for which time may be saved up
+PROOFS, PROVED = (
+    0.002,
+    2,
+)  # share of the time for rows that do not seem to pay, lest their price stays wrong, and how many at once
 PROBE_DEPTH = 2  # tokens that a model drafts when it is only asked how good it has become
 LEAST = 0.02  # a draft for a request should bring at least so much of a token, after costs: chances are guesses
 MARGIN, ROW_MARGIN = 1.15, 1.05  # the time of a drafter, and of rows, should come back so many times
@@ -123,7 +127,10 @@ class AdaptivePolicy:
         self._age = 0  # steps since they were told
         self._rest = 0  # steps for which no drafter with weights is thought about
         self._bill = 0.0  # of this step's question in vain
-        self._purse = 0.0  # seconds saved up for questions in vain
+        self._purse = 0.0  # seconds saved up for questions in vain,
+        self._proofs = 0.0  # and for rows,
+        self._proves = False  # which nobody would draft for in this step,
+        self._proved = 0  # and how many it would have had without
         self._least = 0.0  # the chance that a node needs in this step,
         self._first = 0.0  # and the first one, where no others come with it
         self._claimed: dict[tuple[str, str], list[float]] = {}  # chances of this step's proposals
@@ -198,6 +205,9 @@ class AdaptivePolicy:
         if not any(proposals):
             self._claimed, self._hoped, self._bill = {}, {}, 0.0
             self._least, self._first = self._both_prices(len(requests), load)
+            self._proves = self._doubts(len(requests), load)
+            if self._proves:  # so no node is left out because it cannot pay
+                self._least = 0.0
             if self._since_plain >= PLAIN_EVERY and not load.num_prefill_tokens:
                 return nobody  # what drafts bring is told against plain steps, so now and then one is taken
             self._asking = {name: self._price_of_asking(name, load) for name in WEIGHTLESS}
@@ -206,6 +216,14 @@ class AdaptivePolicy:
             if any(wishes):
                 return wishes
         return self._dear(requests, proposals, most, load) or nobody
+
+    def _doubts(self, rows: int, load: Load) -> bool:
+        """Shall a row or two more be verified that do not seem to pay? Else nobody would notice that they cost less than was
+        thought."""
+        if load.num_prefill_tokens or self.costs.is_sure(rows + PROVED):
+            return False
+        cost = self.costs.of(rows + PROVED, load.context) - self.costs.of(rows, load.context)
+        return self._proofs >= cost
 
     def _is_due(self, name: str, requests: Sequence[Request], load: Load) -> bool:
         """Has one of those that a drafter has not paid for waited long enough? Then it is asked for all: that costs less."""
@@ -222,7 +240,7 @@ class AdaptivePolicy:
                 pace = self._paces.get((request.id, name)) or self._like_others(name)
                 if pace is None or pace.worth > self._asking[name]:
                     wishes[name] = Wish(nodes, nodes)
-                elif name in due:
+                elif name in due or self._proves:
                     wishes[name] = Wish(min(nodes, PROBE_DEPTH), min(nodes, PROBE_DEPTH))
         return wishes
 
@@ -350,12 +368,18 @@ class AdaptivePolicy:
         ]  # of what was drawn, nothing is left out
         nodes = sorted((-chance, i, n) for i, f in free for n, chance in enumerate(f.chances))
         most = self.fixed.most(requests, load)
-        for _, i, node in nodes[: self._count([-c for c, _, _ in nodes], len(requests), load)] if nodes else ():
+        count = self._count([-c for c, _, _ in nodes], len(requests), load) if nodes else 0
+        more = len(nodes) > count and not any(kept) and self._doubts(len(requests) + count, load)
+        if self._proves and not nodes:  # some time passes before it is tried again
+            self._proofs *= 0.9
+        if more:
+            self._proved, count = len(requests) + count, count + PROVED
+        for _, i, node in nodes[:count]:
             if len(kept[i]) < most[i]:
                 kept[i].append(node)
         out = [tree.select(f.tree, sorted(own)) for f, own in zip(found, kept, strict=True)]
         for request, proposed, f, own in zip(requests, proposals, found, kept, strict=True):
-            self._note(request, proposed, f, own)
+            self._note(request, proposed, f, [] if more and self._proves else own)
         self._book(proposals, out)
         self._promised = sum(f.chances[n] for f, own in zip(found, kept, strict=True) for n in own)
         self._purse, self._bill = self._purse - self._bill, 0.0
@@ -416,6 +440,7 @@ class AdaptivePolicy:
     def learn(self, times: StepTimes, requests: Sequence[Request], verdicts: Sequence[Verdict]) -> None:
         self.beliefs.hear_all(requests)
         self._purse += PROBES * times.period
+        self._proofs += PROOFS * times.period
         self._age = (self._age + 1) % REPRICE
         if not self._age:
             self._prices.clear()
@@ -426,6 +451,9 @@ class AdaptivePolicy:
             self._promised = 0.0
         if times.num_prefill_tokens or not requests:
             return
+        if self._proved:
+            usual = self.costs.of(self._proved, times.reach / max(1, times.num_tokens))
+            self._proofs, self._proved = max(0.0, self._proofs - max(0.0, times.target - usual)), 0
         self.costs.learn(times.num_tokens, times.target, times.reach)
         drafting = sum(e.seconds for e in times.errands)
         self._around[bool(times.errands)].add(max(0.0, times.period - times.target - drafting))

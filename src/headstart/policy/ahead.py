@@ -15,6 +15,7 @@ import functools
 import itertools
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from headstart import sampling
@@ -39,6 +40,8 @@ PROBES = 0.008  # share of the time that trying what does not seem to pay may ta
 SAVED = 3  # and for how many trials it is saved up,
 SURELY = 0.2  # of the time of drafts is taken to be lost in a trial, whatever they should bring
 PROBE_STEPS = 4  # that a trial takes; where a head has to join, the first of them is without drafts;
+BEHIND = 2  # steps behind it that still show what it took, whatever was thought,
+DEAREST = 3.0  # and what one step may count for, in plain ones
 AROUND = 16  # and for how many requests that are not new the host needs one more step to begin and to end it
 STAY = 1.05  # times what a draft should bring counts for those that draft so already: to begin and to end takes time
 HOST_MOST = 4  # requests up to which a drafter on the host is thought about: it makes the device wait for each of them
@@ -46,6 +49,15 @@ SOLE = ("ngram", "suffix", "draft_model")  # those that need no reading along
 ON_DEVICE = ("ngram", *HEADS)
 Members = dict[int, list[str]]  # the numbers of requests, and the drafters that may serve them
 Choice = tuple[float, Mode | None, list[int]]  # tokens per second, with which mode, for which requests
+
+
+@dataclass
+class Bill:
+    """What a trial took, less what was paid for it beforehand."""
+
+    drafter: str
+    seconds: float
+    left: int = PROBE_STEPS + BEHIND  # steps that are still to be seen
 
 
 class AheadPolicy:
@@ -76,6 +88,7 @@ class AheadPolicy:
         self._reads: dict[tuple[Any, ...], bool] = {}  # whether such prompts are read, until more is known
         self._purse = 0.0  # seconds saved up for trials,
         self._purses: dict[str, float] = {}  # and what drafters have got of them
+        self._bill: Bill | None = None  # of the last trial
         self._books: dict[str, list[int]] = {}  # for people: drafter -> steps in which it drafted, nodes
         self._heard: dict[str, int] = {}  # drafter -> the step in which it drafted last,
         self._now = 0  # of so many
@@ -250,6 +263,16 @@ class AheadPolicy:
                 return dict.fromkeys(chosen, mode)
         return {}
 
+    def _watch(self, bill: Bill, times: StepTimes, company: int) -> None:
+        """What a trial takes beyond what was paid for it is owed: less is left for the next ones of that drafter."""
+        bill.left -= 1
+        if company and not times.num_prefill_tokens:
+            plain = self.periods.of(None, company)
+            bill.seconds += min(times.period, DEAREST * plain) - plain * times.produced / company
+        if not bill.left:
+            self._purses[bill.drafter] -= max(0.0, bill.seconds)
+            self._bill = None
+
     def _share_out(self, names: Iterable[str]) -> None:
         """What was saved up goes to these drafters: heads get more, since they promise more."""
         shares = {n: 1 if n in SOLE else 2 for n in names}
@@ -274,6 +297,8 @@ class AheadPolicy:
         saved = min(self._purses[mode.drafter], SAVED * cost)
         pays = saved >= cost
         self._purses[mode.drafter] = saved - cost * pays
+        if pays:
+            self._bill = Bill(mode.drafter, -cost)
         return (new if count == len(new) else own[:count]) if pays else []
 
     def _best(self, guests: Sequence[Guest], members: Members, load: Load) -> Choice:
@@ -326,6 +351,8 @@ class AheadPolicy:
         self._steps, self._now = self._steps + 1, self._now + 1
         self._purse += PROBES * times.period
         self._time += DECIDING * times.period
+        if self._bill is not None:
+            self._watch(self._bill, times, len(requests))
         counts, before = self._note(times, requests, verdicts), self._kind
         company = len(requests)
         self._kind = None if times.num_prefill_tokens else (company, counts)

@@ -23,9 +23,13 @@ CONTEXT, FAR = 128, 1024  # tokens behind which rows are measured; and once more
 FAR_ROWS = 8
 CHECKED = (1, 2, 4, FAR_ROWS)  # rows with which costs of before are compared
 FOLLOW, SHIFT = 0.08, 0.25  # how far one step moves its own number of rows, and all of them: a machine is slow for all
-NEAR = FOLLOW * 0.6 ** np.abs(np.arange(-6, 7))  # and those around its own
+NEAR = 0.6 ** np.abs(np.arange(-6, 7))  # and how much of that those around its own
+STALE, AFRESH = (
+    200,
+    0.5,
+)  # steps after which a number of rows is not sure any more, and how far the next step moves it then
 MOST = 1024  # rows that are told apart
-WILD = 3.0  # a step that took so many times what was expected tells nothing: somebody else used the machine
+WILD = 3.0  # a step that took so many times what was expected tells nothing, since somebody else used the machine
 ALIKE = 1.25  # times of today and of before that differ by no more than this, one like the other, are the same curve
 RECENT = 0.95  # what is left of a drafter's past, after one more errand
 
@@ -38,6 +42,12 @@ class Costs:
         self.reach = reach  # seconds for one row and one token of its context
         self._scale = 1.0
         self._table = _line(points) if points else np.ones(MOST + 1)
+        self._steps = 0
+        self._heard = np.zeros(MOST + 1, np.int64)  # after how many steps each number of rows was met last
+
+    def is_sure(self, rows: int) -> bool:
+        """Was it met lately?"""
+        return self._steps - self._heard[min(rows, MOST)] < STALE
 
     def at(self, rows: np.ndarray, context: float = 0.0) -> np.ndarray:
         """For many numbers of rows."""
@@ -62,11 +72,17 @@ class Costs:
             self._table *= seconds / self._table[min(rows, MOST)]
             self.known = True
         ratio = seconds / max(self.of(rows, reach / max(1, rows)), 1e-9)
-        if 1 / WILD < ratio < WILD and rows <= MOST:
-            side = len(NEAR) // 2
+        self._steps += 1
+        if ratio < WILD and rows <= MOST:
+            ratio = max(ratio, 1 / WILD)
+            sure, side = self.is_sure(rows), len(NEAR) // 2
             low, high = max(0, rows - side), min(MOST, rows + side)
-            self._table[low : high + 1] *= ratio ** NEAR[low - rows + side : high - rows + side + 1]
-            self._scale *= ratio**SHIFT
+            near = NEAR[low - rows + side : high - rows + side + 1]
+            stale = self._steps - self._heard[low : high + 1] >= STALE
+            self._table[low : high + 1] *= ratio ** (near * (FOLLOW if sure else np.where(stale, AFRESH, FOLLOW)))
+            self._scale *= ratio**SHIFT if sure else 1.0
+            if sure or 1 / ALIKE < ratio < ALIKE:  # else one step is not enough
+                self._heard[rows] = self._steps
 
     def scale(self, factor: float) -> None:
         """The whole machine is so many times as slow."""
