@@ -32,10 +32,10 @@ from headstart.policy.shares import Share, heat_of
 PROBES = 0.005  # share of the time that asking drafters with weights in vain may take,
 FREE_PROBES = 0.003  # and asking one without
 SAVED = 3  # questions in vain for which time may be saved up
-PROOFS, PROVED = (
-    0.002,
-    2,
-)  # share of the time for rows that do not seem to pay, lest their price stays wrong, and how many at once
+PROOFS = 0.002  # share of the time for rows that do not seem to pay, lest their price stays wrong,
+UNPROVED = 16.0  # steps, that may be saved up for that,
+PROVED = 2  # how many at once,
+IDLE = 64  # and after how many steps without any even those for which nobody would draft
 PROBE_DEPTH = 2  # tokens that a model drafts when it is only asked how good it has become
 LEAST = 0.02  # a draft for a request should bring at least so much of a token, after costs: chances are guesses
 MARGIN, ROW_MARGIN = 1.15, 1.05  # the time of a drafter, and of rows, should come back so many times
@@ -129,7 +129,8 @@ class AdaptivePolicy:
         self._bill = 0.0  # of this step's question in vain
         self._purse = 0.0  # seconds saved up for questions in vain,
         self._proofs = 0.0  # and for rows,
-        self._proves = False  # which nobody would draft for in this step,
+        self._idle = 0  # steps since some were verified
+        self._proves = False  # in this step, though nobody would draft,
         self._proved = 0  # and how many it would have had without
         self._least = 0.0  # the chance that a node needs in this step,
         self._first = 0.0  # and the first one, where no others come with it
@@ -205,7 +206,7 @@ class AdaptivePolicy:
         if not any(proposals):
             self._claimed, self._hoped, self._bill = {}, {}, 0.0
             self._least, self._first = self._both_prices(len(requests), load)
-            self._proves = self._doubts(len(requests), load)
+            self._proves = self._idle >= IDLE and self._doubts(len(requests), load)
             if self._proves:  # so no node is left out because it cannot pay
                 self._least = 0.0
             if self._since_plain >= PLAIN_EVERY and not load.num_prefill_tokens:
@@ -372,8 +373,8 @@ class AdaptivePolicy:
         more = len(nodes) > count and not any(kept) and self._doubts(len(requests) + count, load)
         if self._proves and not nodes:  # some time passes before it is tried again
             self._proofs *= 0.9
-        if more:
-            self._proved, count = len(requests) + count, count + PROVED
+        self._proved = len(requests) + count if more else 0
+        count += PROVED * more
         for _, i, node in nodes[:count]:
             if len(kept[i]) < most[i]:
                 kept[i].append(node)
@@ -440,7 +441,7 @@ class AdaptivePolicy:
     def learn(self, times: StepTimes, requests: Sequence[Request], verdicts: Sequence[Verdict]) -> None:
         self.beliefs.hear_all(requests)
         self._purse += PROBES * times.period
-        self._proofs += PROOFS * times.period
+        self._proofs = min(self._proofs + PROOFS * times.period, UNPROVED * times.period)
         self._age = (self._age + 1) % REPRICE
         if not self._age:
             self._prices.clear()
@@ -460,6 +461,7 @@ class AdaptivePolicy:
         plain = self.plain_seconds(len(requests), times.reach / max(1, times.num_tokens))
         self.yields.add(len(requests) * times.period / plain, times.produced)
         is_plain = times.num_tokens == len(requests)
+        self._idle = self._idle + 1 if is_plain else 0
         self.plain_steps += is_plain
         self._since_plain = 0 if is_plain else self._since_plain + 1
         self._last = len(requests), times.reach / max(1, times.num_tokens)
