@@ -29,8 +29,8 @@ from headstart.policy.explain import Explanation, Tried
 from headstart.policy.fixed import FixedPolicy
 from headstart.policy.shares import Share, heat_of
 
-PROBES = 0.005  # share of the time that asking drafters with weights in vain may take,
-FREE_PROBES = 0.003  # and asking one without
+PROBES = 0.003  # share of the time that asking drafters with weights in vain may take,
+FREE_PROBES = 0.0015  # and asking one without
 SAVED = 3  # questions in vain for which time may be saved up
 PROOFS = 0.002  # share of the time for rows that do not seem to pay, lest their price stays wrong,
 UNPROVED = 16.0  # steps, that may be saved up for that,
