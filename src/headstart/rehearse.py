@@ -5,9 +5,10 @@ The texts repeat themselves, so that whoever looks for what was there before fin
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -43,7 +44,7 @@ def rehearse(engine: Engine, policy: AheadPolicy) -> bool:
             with bar("Preparing drafts", len(sizes) * len(modes), "parts") as done:
                 for company, own in itertools.product(sizes, modes.values()):
                     known = [m for m in own if _fits(engine, m, company)]
-                    _play(engine, policy, words, company, own[0].drafter, known, SOME, 0)
+                    _play(engine, policy, words, company, own[0].drafter, known, timed=False)
                     done(1)
             return False
         policy.forget_periods()
@@ -76,16 +77,9 @@ def prepare(engine: Engine) -> None:
     modes = {name: [Mode(name, nodes, depth)] for name in engine.drafting.drafters}
     _prepare(engine, modes)
     words = _words(engine)
-    for company in companies(engine, modes):
-        for name in modes or (None,):
-            requests = list(_made_up(engine, words, company, name))
-            for request in requests:
-                engine.add(request)
-            try:
-                while any(r.num_output < WARM and r.finish_reason is None for r in requests):
-                    engine.step()
-            finally:
-                _leave(engine, requests)
+    for company, name in itertools.product(companies(engine, modes), modes or (None,)):
+        with _running(engine, _made_up(engine, words, company, name)) as requests:
+            _reach(engine, requests, WARM)
 
 
 def _is_still_so(
@@ -141,27 +135,20 @@ def _play(
     company: int,
     name: str | None,
     modes: Sequence[Mode | None],
-    warm: int | None = None,
-    timed: int | None = None,
+    timed: bool = True,
 ) -> dict[Mode | None, float]:
-    """Seconds of a step in each of these modes, one after the other, with requests for one drafter."""
-    warm, timed = WARM if warm is None else warm, TIMED if timed is None else timed
+    """Seconds of a step in each of these modes, one after the other, with requests for one drafter; or some steps in each, so
+    that all is ready."""
     found: dict[Mode | None, float] = {}
-    requests = list(_made_up(engine, words, company, name))
-    for request in requests:
-        engine.add(request)
-    try:
+    with _running(engine, _made_up(engine, words, company, name)) as requests:
         policy.ordered = None
-        while any(not r.num_output and r.finish_reason is None for r in requests):
-            engine.step()
+        _reach(engine, requests, 1)
         for mode in modes:
             policy.order(mode)
-            seconds = [_seconds(engine) for _ in range(warm + timed)][warm:]
-            if seconds and all(r.finish_reason is None for r in requests):
-                found[mode] = float(np.median(seconds))
-        return found
-    finally:
-        _leave(engine, requests)
+            seconds = [_seconds(engine) for _ in range(WARM + TIMED if timed else SOME)]
+            if timed and all(r.finish_reason is None for r in requests):
+                found[mode] = float(np.median(seconds[WARM:]))
+    return found
 
 
 def _admission(engine: Engine, policy: AheadPolicy, words: Sequence[int], company: int, name: str | None) -> float:
@@ -169,26 +156,38 @@ def _admission(engine: Engine, policy: AheadPolicy, words: Sequence[int], compan
     reads their prompts, and nobody drafts."""
     policy.order(None)
     first = 10_000 * company + 5_000 * (name is not None)  # texts that nobody has had before
-    others = list(_made_up(engine, words, company - 1, name, first))
+    others = _made_up(engine, words, company - 1, name, first)
     coming = list(_made_up(engine, words, ADMISSIONS, name, first + company, STAY))
     most, engine.scheduler.max_num_seqs = engine.scheduler.max_num_seqs, company
     ends: list[float] = []
     try:
-        for request in [*others, *coming]:
-            engine.add(request)
-        while len(ends) < len(coming):
-            engine.step()
-            ends += [time.perf_counter()] * (sum(r.finish_reason is not None for r in coming) - len(ends))
+        with _running(engine, [*others, *coming]):
+            while len(ends) < len(coming):
+                engine.step()
+                ends += [time.perf_counter()] * (sum(r.finish_reason is not None for r in coming) - len(ends))
     finally:
         engine.scheduler.max_num_seqs = most
-        _leave(engine, [*others, *coming])
     return float(np.median(np.diff(ends)))
 
 
-def _leave(engine: Engine, requests: Sequence[Request]) -> None:
+@contextlib.contextmanager
+def _running(engine: Engine, made_up: Iterable[Request]) -> Iterator[list[Request]]:
+    """These come, and leave nothing behind."""
+    requests = list(made_up)
     for request in requests:
-        engine.abort(request)
-    while not engine.idle:
+        engine.add(request)
+    try:
+        yield requests
+    finally:
+        for request in requests:
+            engine.abort(request)
+        while not engine.idle:
+            engine.step()
+
+
+def _reach(engine: Engine, requests: Sequence[Request], tokens: int) -> None:
+    """Until each of them has so many, or has ended."""
+    while any(r.num_output < tokens and r.finish_reason is None for r in requests):
         engine.step()
 
 

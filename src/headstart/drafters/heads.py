@@ -295,15 +295,8 @@ class HeadDrafter(GrowingDrafter):
 
         a, other = self.around, self.growers[0] if self.growers else None
         return Grower(
-            self.head,
-            growth,
-            a.max_num_seqs,
-            a.max_model_len,
-            a.page_size,
-            num_slots,
-            device_limits(self.device),
-            other,
-        )
+            self.head, growth, a.max_num_seqs, a.max_model_len, a.page_size, num_slots, device_limits(self.device), other,
+        )  # fmt: skip
 
     def _on_device(self, view: View, texts: DeviceTexts) -> Draft:
         """Drafts by mail, for the requests that the last forward left features of."""

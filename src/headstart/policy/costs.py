@@ -24,10 +24,8 @@ FAR_ROWS = 8
 CHECKED = (1, 2, 4, FAR_ROWS)  # rows with which costs of before are compared
 FOLLOW, SHIFT = 0.08, 0.25  # how far one step moves its own number of rows, and all of them: a machine is slow for all
 NEAR = 0.6 ** np.abs(np.arange(-6, 7))  # and how much of that those around its own
-STALE, AFRESH = (
-    200,
-    0.5,
-)  # steps after which a number of rows is not sure any more, and how far the next step moves it then
+STALE = 200  # steps after which a number of rows is not sure any more,
+AFRESH = 0.5  # and how far the next step moves it then
 MOST = 1024  # rows that are told apart
 WILD = 3.0  # a step that took so many times what was expected tells nothing, since somebody else used the machine
 ALIKE = 1.25  # times of today and of before that differ by no more than this, one like the other, are the same curve
