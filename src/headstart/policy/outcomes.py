@@ -24,11 +24,11 @@ DEEPEST = 8  # tokens of a draft
 WIDER = 1.25  # times as many for a tree as for a chain of its depth, until both have been seen,
 AT_LEAST, SOME = 1.1, 8  # and at least so many times, where so many drafts of chains were seen
 PRIOR, PRIOR_SEEN = 6.0, 100  # drafts that this counts for, and after how many it hardly does any more
-FADES = 0.02  # how fast what drafts brought is forgotten, by steps,
-OWN_FADES = 0.12  # and of one request, by drafts
+FADES = 0.01  # how fast what drafts brought is forgotten, by steps,
+OWN_FADES = 0.04  # and of one request, by drafts
 RELIEF = 0.9  # what is left of a request's own past after a decision that gives it no draft: texts change
-OWN_PRIOR, OWN_TRIES = 3.0, 16  # drafts that "it is like the others" counts for, and for how many hardly any more
-COUNTED = 8  # drafts of a request that speak for all
+OWN_PRIOR = 6.0  # drafts that "it is like the others" counts for
+COUNTED = 32  # drafts of a request that speak for all
 NEW, NEW_TRIES = 1.15, 20  # how much better a shape is taken to be of which so few drafts were seen
 FRESH, STALE = 100, 300  # steps without drafts after which what they bring is not sure any more, or not known at all,
 BETTER = 0.3  # and how much better they may then be for those who come
@@ -44,14 +44,12 @@ class Own:
 
     expected: list[float] = field(default_factory=lambda: [0.0] * DEEPEST)
     came: list[float] = field(default_factory=lambda: [0.0] * DEEPEST)
-    tries: int = 0
     counted: list[int] = field(default_factory=lambda: [0, 0])  # of them for all, by whether they branched
 
     def add(self, general: Sequence[float], reached: Sequence[int]) -> None:
         """So many drafts as deep as `general` brought at least 0, 1, ... tokens."""
         count = reached[0]
         left = (1 - OWN_FADES) ** count
-        self.tries += count
         for k, chance in enumerate(general):
             self.expected[k] = left * self.expected[k] + count * chance
             self.came[k] = left * self.came[k] + reached[k + 1]
@@ -64,10 +62,9 @@ class Own:
     def chances(self, general: Sequence[float]) -> list[float]:
         """That drafts for this request are right to depth 1, 2, ...; where nothing is known of one, as one level above."""
         out, factor = [], 1.0
-        prior = OWN_PRIOR * max(0.15, 1 - self.tries / OWN_TRIES)
         for chance, expected, came in zip(general, self.expected, self.came, strict=False):
             if expected > 0.0:
-                factor = (came + prior * chance) / (expected + prior * chance)
+                factor = (came + OWN_PRIOR * chance) / (expected + OWN_PRIOR * chance)
             out.append(min(1.0, factor * chance))
         return out
 
