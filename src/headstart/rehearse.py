@@ -24,8 +24,7 @@ PROMPT, PATTERN = 64, 8  # tokens of a made-up text, and after how many it repea
 WARM, TIMED = 9, 15  # steps before and while times are taken
 SOME = 4  # steps after which a mode has met all that it makes on first use
 CROWDS = (1, 4, 16, 32, 64)  # companies to which newcomers come, to know what reading along takes
-ADMISSIONS = 16  # how many do that are read, and as many that are not, in turn,
-STAY = 6  # and the tokens that each of them stays for
+ADMISSIONS, STAY = 12, 6  # how many do, one after the other, and the tokens that each of them stays for
 MOST_TOKENS = 8  # that a step may bring
 ALIKE = 1.15  # ratios of what is measured to what is known may differ by so much
 WORDS = 4000  # tokens among which words are looked for
@@ -58,8 +57,9 @@ def rehearse(engine: Engine, policy: AheadPolicy) -> bool:
                     done(1)
             reading = [n for n in modes if engine.drafting.drafters[n].needs.hidden_layers]
             for company in (n for n in CROWDS if n in sizes and reading):
+                plain = _admission(engine, policy, words, company, None)
                 for name in reading:
-                    more = _reading(engine, policy, words, company, name)
+                    more = _admission(engine, policy, words, company, name) - plain
                     most = policy.periods.of(None, company)  # what takes longer than a step was something else
                     policy.periods.put_reading(name, company, min(max(0.0, more), most))
         return True
@@ -151,15 +151,13 @@ def _play(
     return found
 
 
-def _reading(engine: Engine, policy: AheadPolicy, words: Sequence[int], company: int, name: str) -> float:
-    """Seconds by which it takes longer from the end of one newcomer to the end of the next, who waited for that place among the
-    company, where this drafter reads the prompt: every other is read, and nobody drafts."""
+def _admission(engine: Engine, policy: AheadPolicy, words: Sequence[int], company: int, name: str | None) -> float:
+    """Seconds from the end of one newcomer to the end of the next, who waited for that place among the company; this drafter
+    reads their prompts, and nobody drafts."""
     policy.order(None)
-    first = 10_000 * company  # texts that nobody has had before
+    first = 10_000 * company + 5_000 * (name is not None)  # texts that nobody has had before
     others = _made_up(engine, words, company - 1, name, first)
-    read = _made_up(engine, words, ADMISSIONS, name, first + company, STAY)
-    unread = _made_up(engine, words, ADMISSIONS, None, first + company + ADMISSIONS, STAY)
-    coming = [request for pair in zip(unread, read, strict=True) for request in pair]
+    coming = list(_made_up(engine, words, ADMISSIONS, name, first + company, STAY))
     most, engine.scheduler.max_num_seqs = engine.scheduler.max_num_seqs, company
     ends: list[float] = []
     try:
@@ -169,8 +167,7 @@ def _reading(engine: Engine, policy: AheadPolicy, words: Sequence[int], company:
                 ends += [time.perf_counter()] * (sum(r.finish_reason is not None for r in coming) - len(ends))
     finally:
         engine.scheduler.max_num_seqs = most
-    gaps = np.diff(ends)  # the first of them ends with one that was read
-    return float(np.median(gaps[::2]) - np.median(gaps[1::2]))
+    return float(np.median(np.diff(ends)))
 
 
 @contextlib.contextmanager
