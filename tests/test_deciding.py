@@ -211,6 +211,15 @@ def test_prompts_are_read_where_that_is_cheap_though_nobody_drafts() -> None:
     assert not p.enlist(Device._request("hard", 998, 64), Load(16, 0, 0))
 
 
+def test_what_reading_takes_does_not_fall_as_requests_become_more() -> None:
+    """One point that was measured badly is not believed against its neighbours."""
+    periods = Periods()
+    for company, milliseconds in {1: 0.1, 4: 0.3, 16: 1.0, 32: 0.0, 64: 1.1}.items():
+        periods.put_reading("eagle3", company, milliseconds / 1e3)
+    found = [periods.reading("eagle3", n) * 1e3 for n in (1, 4, 16, 24, 32, 64)]
+    assert found == pytest.approx([0.1, 0.3, 0.5, 0.5, 0.5, 1.1])
+
+
 def test_a_decision_holds_until_there_is_time_for_the_next() -> None:
     p = policy()
     device = Device(p)

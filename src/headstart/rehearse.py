@@ -24,7 +24,7 @@ PROMPT, PATTERN = 64, 8  # tokens of a made-up text, and after how many it repea
 WARM, TIMED = 9, 15  # steps before and while times are taken
 SOME = 4  # steps after which a mode has met all that it makes on first use
 CROWDS = (1, 4, 16, 32, 64)  # companies to which newcomers come, to know what reading along takes
-ADMISSIONS, STAY = 12, 6  # how many do, one after the other, and the tokens that each of them stays for
+ADMISSIONS, STAY = 24, 6  # how many do, one after the other, and the tokens that each of them stays for
 MOST_TOKENS = 8  # that a step may bring
 ALIKE = 1.15  # ratios of what is measured to what is known may differ by so much
 WORDS = 4000  # tokens among which words are looked for
@@ -167,7 +167,9 @@ def _admission(engine: Engine, policy: AheadPolicy, words: Sequence[int], compan
                 ends += [time.perf_counter()] * (sum(r.finish_reason is not None for r in coming) - len(ends))
     finally:
         engine.scheduler.max_num_seqs = most
-    return float(np.median(np.diff(ends)))
+    gaps = np.sort(np.diff(ends))
+    few = len(gaps) // 5
+    return float(np.mean(gaps[few : len(gaps) - few]))  # a gap is whole steps, so the middle one alone would jump
 
 
 @contextlib.contextmanager

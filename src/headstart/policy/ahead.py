@@ -30,7 +30,7 @@ from headstart.policy.shares import Share, heat_of
 
 EVERY = 16  # steps for which a decision holds,
 SOON = 4  # and where requests are new
-DECIDING = 0.008  # share of the time that decisions may take: with many requests, they are taken less often
+DECIDING = 0.006  # share of the time that decisions may take: with many requests, they are taken less often
 TOKENS = 128.0  # of an answer, until some have been seen
 LEAST = 0.04  # a mode should bring so much more than none: its chances are guesses
 BEGIN = 0.03  # and so much more again where nobody drafts now: to begin takes a step or two
