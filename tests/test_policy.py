@@ -24,6 +24,7 @@ from headstart.policy.adaptive import (
     PLAIN_EVERY,
     PROBES,
     PROOFS,
+    RARELY,
     ROW_MARGIN,
     SCOUTS,
     AdaptivePolicy,
@@ -445,6 +446,34 @@ def test_heads_read_along_only_where_that_is_worth_it():
     assert sum(came) == 64 // SCOUTS
     World(points, {"eagle3": 0.9}, level, 8).run(policy, 400)
     assert all(policy.enlist(a_request(name=str(i)), Load(8, 0, 0)) for i in range(16))
+
+
+def test_where_reading_along_was_in_vain_it_becomes_rare():
+    policy = adaptive({1: 0.010, 64: 0.0101}, "eagle3")
+    World({1: 0.010, 64: 0.0101}, {"eagle3": 0.1}, {"eagle3": 0.003}, 8).run(policy, 200)
+    followed = []
+    for i in range(4 * RARELY):
+        request = a_request(name=str(i))
+        followed.append(policy.enlist(request, Load(8, 0, 0)))
+        if followed[-1]:
+            request.stats.tokens = 32
+            policy.release(request)  # none of its tokens came from the head
+    assert 4 <= sum(followed) <= 4 + 2 and sum(followed[-RARELY:]) == 1
+
+
+def test_a_newcomer_is_asked_about_as_often_as_it_brought_the_others_something():
+    """Ten requests for which n-grams find nothing right, one after the other: hope alone would ask in most of the steps."""
+    points = {1: 0.010, 64: 0.0105}
+    policy = adaptive(points, "ngram")
+    world = World(points, {"ngram": 0.0}, {"ngram": 1e-4})
+    asked = []
+    for _ in range(10):
+        asked.append(world.run(policy, 32)[1]["ngram"])
+        policy.release(a_request(name="0"))
+    assert asked[0] > 24 and max(asked[-3:]) <= 12
+    assert World(points, {"ngram": 0.95}, {"ngram": 1e-4}).run(policy, 64)[0] > 250, (
+        "a text that repeats itself is found"
+    )
 
 
 def test_a_plain_step_now_and_then_tells_what_drafts_bring():

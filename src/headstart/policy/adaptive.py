@@ -41,8 +41,12 @@ LEAST = 0.02  # a draft for a request should bring at least so much of a token, 
 MARGIN, ROW_MARGIN = 1.15, 1.05  # the time of a drafter, and of rows, should come back so many times
 USE = 0.05  # share of the tokens that a drafter should bring, or it is not worth reading along
 REST = 3  # steps
+GLANCE = 1.3  # times what asking costs, that it is taken to bring where it brought the others nothing: a few questions
 REPRICE, NEAR = 8, 32  # steps, and tokens of context, for which a price holds
-SCOUTS = 8  # of so many requests that are not worth reading along, one is followed all the same
+SCOUTS, RARELY = (
+    8,
+    64,
+)  # of so many requests that are not worth reading along, one is followed; of so many, if that was in vain
 PLAIN_EVERY = 128  # steps with drafts after which a plain one is taken, to know what drafts bring
 REACH = 32  # rows that are looked at for the cheapest way to add some
 COUNTS = np.arange(1, 1 + REACH)
@@ -111,7 +115,7 @@ class AdaptivePolicy:
         self._branches = config.nodes // max(1, config.num_speculative_tokens)
         self._around = {False: Mean(), True: Mean()}  # seconds beside forward and drafters: nobody was asked, some were
         self._paces: dict[tuple[str, str], Pace] = {}
-        self._usual: dict[str, Pace] = {}  # the same over all requests
+        self._usual: dict[tuple[str, int], Pace] = {}  # the same over all requests, by heat
         # what drafts promise of what was hoped, by request ("": all) and drafter; and what is hoped in this step
         self._hopes: dict[tuple[str, str], Share] = {}
         self._hoped: dict[tuple[str, str], float] = {}
@@ -121,7 +125,8 @@ class AdaptivePolicy:
         self._last = (1, 0.0)  # requests and context of the last step
         self._shares = [0.0, 0.0]  # seconds of deciding, and of all; they fade
         self._asking: dict[str, float] = {}  # tokens that asking costs, in this step
-        self._came = 0  # requests so far
+        self._came = 0  # requests that were not worth reading along, since the last that was followed,
+        self._scouts = SCOUTS  # and of how many one is
         self._use: dict[tuple[str, int], float] = {}  # share of tokens that drafters with weights brought, by heat
         self._prices: dict[tuple[int, ...], tuple[float, float]] = {}
         self._age = 0  # steps since they were told
@@ -180,10 +185,16 @@ class AdaptivePolicy:
     def enlist(self, request: Request, load: Load) -> bool:
         """Not where a request like the others would not be worth it; but for some, so that it is noticed when that changes."""
         names = [n for n in self.choices(request) if n not in WEIGHTLESS]
-        self._came, self._rest = self._came + 1, 0
-        if self._came % SCOUTS == 0 or not all(self.errands.knows(n) for n in names):
+        self._rest = 0
+        if not all(self.errands.knows(n) for n in names):
             return True
-        if all(self._use.get((n, heat_of(request)), 1.0) < USE for n in names) and names:
+        if names and not self._is_worth_reading(request, names, load):
+            self._came = (self._came + 1) % self._scouts
+            return not self._came
+        return True
+
+    def _is_worth_reading(self, request: Request, names: Sequence[str], load: Load) -> bool:
+        if all(self._use.get((n, heat_of(request)), 1.0) < USE for n in names):
             return False
         company = max(1, load.num_running)
         self._least = self._price(company, load)
@@ -192,7 +203,7 @@ class AdaptivePolicy:
             worth = self._balance(name, more.cumsum()[None, :] * np.arange(1, company + 1)[:, None], company, load)
             if worth.max() > LEAST:
                 return True
-        return not names
+        return False
 
     def rests(self, request: Request) -> bool:
         return False
@@ -238,18 +249,21 @@ class AdaptivePolicy:
         wishes: Wishes = {}
         for name in self.choices(request) if nodes > 0 else ():
             if name in WEIGHTLESS:
-                pace = self._paces.get((request.id, name)) or self._like_others(name)
+                pace = self._paces.get((request.id, name)) or self._like_others(request, name)
                 if pace is None or pace.worth > self._asking[name]:
                     wishes[name] = Wish(nodes, nodes)
                 elif name in due or self._proves:
                     wishes[name] = Wish(min(nodes, PROBE_DEPTH), min(nodes, PROBE_DEPTH))
         return wishes
 
-    def _like_others(self, name: str) -> Pace | None:
-        """For a request for which a drafter was not asked yet: where one more row costs more than a token is worth, only large
-        drafts can pay, and what asking brings the others tells more than hope."""
-        usual = self._usual.get(name) if self._first > 1 else None
-        return Pace(worth=usual.worth) if usual is not None and usual.worth < Pace.worth else None
+    def _like_others(self, request: Request, name: str) -> Pace | None:
+        """For a request that a drafter was not asked about yet, what asking brings the others tells more than hope; but a few
+        questions are asked where one more row costs less than a token is worth: else only large drafts can pay."""
+        usual = self._usual.get((name, heat_of(request)))
+        if usual is None:
+            return None
+        worth = usual.worth if self._first > 1 else max(usual.worth, GLANCE * self._asking.get(name, 0.0))
+        return Pace(worth=worth) if worth < Pace.worth else None
 
     def _price_of_asking(self, name: str, load: Load) -> float:
         """Tokens that the time is worth in which a drafter without weights answers for one request."""
@@ -362,6 +376,8 @@ class AdaptivePolicy:
     # ------------------------------------------------------------------ what to verify
     def choose(self, requests: Sequence[Request], proposals: Sequence[Proposals], load: Load) -> list[Tree]:
         """Of all that was proposed, the nodes that are worth their rows."""
+        if not any(proposals):
+            return self._choose_nothing(requests)
         found = self._find(requests, proposals)
         kept = [list(range(len(f.tree))) if f.tree.logq_rows is not None else [] for f in found]
         free = [
@@ -385,6 +401,15 @@ class AdaptivePolicy:
         self._promised = sum(f.chances[n] for f, own in zip(found, kept, strict=True) for n in own)
         self._purse, self._bill = self._purse - self._bill, 0.0
         return out
+
+    def _choose_nothing(self, requests: Sequence[Request]) -> list[Tree]:
+        """Nobody was asked."""
+        if self._proves:  # some time passes before it is tried again
+            self._proofs *= 0.9
+        self._proved, self._promised = 0, 0.0
+        for request in requests:
+            self._note(request, {}, Found(), [])
+        return [Tree() for _ in requests]
 
     def _book(self, proposals: Sequence[Proposals], chosen: Sequence[Tree]) -> None:
         for own in proposals:
@@ -410,8 +435,8 @@ class AdaptivePolicy:
         for name in self.choices(request):
             if name in proposals:
                 gained = sum(found.chances[n] - self._least for n in kept if origins[n] == name)
-                self._paces.setdefault((request.id, name), self._like_others(name) or Pace()).add(gained)
-                self._usual.setdefault(name, Pace()).add(gained, 0.01)
+                self._paces.setdefault((request.id, name), self._like_others(request, name) or Pace()).add(gained)
+                self._usual.setdefault((name, heat_of(request)), Pace()).add(gained, 0.01)
                 if (hoped := self._hoped.get((request.id, name))) is not None:
                     for key in ((request.id, name), ("", name)):
                         self._hopes.setdefault(key, Share(0.1)).add(hoped, gained)
@@ -493,10 +518,11 @@ class AdaptivePolicy:
     def release(self, request: Request) -> None:
         for name in self.choices(request) if request.stats.tokens else ():
             if name not in WEIGHTLESS:  # it read along; was it of use?
-                accepted = request.stats.by_drafter.get(name, [0, 0])[1]
+                use = request.stats.by_drafter.get(name, [0, 0])[1] / request.stats.tokens
                 kind = name, heat_of(request)
                 before = self._use.get(kind, 1.0)
-                self._use[kind] = before + 0.3 * (accepted / request.stats.tokens - before)
+                self._use[kind] = before + 0.3 * (use - before)
+                self._scouts = SCOUTS if use >= USE else min(2 * self._scouts, RARELY)
         for kept in (self._paces, self._hopes):
             for key in [k for k in kept if k[0] == request.id]:
                 del kept[key]
