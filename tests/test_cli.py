@@ -81,7 +81,9 @@ def test_help_teaches() -> None:
 
 
 def test_every_sampling_parameter_is_an_option() -> None:
-    ours = {f.name for f in fields(GenerateSampling)} - {"keep_special_tokens"} | {"skip_special_tokens"}
+    forms = {"json_schema", "regex", "grammar"}  # of structured outputs
+    ours = {f.name for f in fields(GenerateSampling)} - {"keep_special_tokens"} - forms
+    ours |= {"skip_special_tokens", "structured_outputs"}
     assert ours == {f.name for f in fields(SamplingParams)} - {"detokenize"}  # who reads a terminal reads text
 
 
@@ -98,6 +100,15 @@ def test_sampling_options_become_parameters() -> None:
     params = given.params()
     assert params.logit_bias == {5: -2.0} and params.stop == ("x", "yz") and params.bad_words == ("no",)
     assert params.stop_token_ids == (3, 4, 9) and params.n == 2 and not params.skip_special_tokens and params.greedy
+
+
+def test_forms_come_as_text_or_from_a_file(tmp_path: Path) -> None:
+    (tmp_path / "schema.json").write_text('{"type": "array"}')
+    for given in (str(tmp_path / "schema.json"), '{"type": "array"}'):
+        assert GenerateSampling(json_schema=given).params().structured_outputs.json == '{"type": "array"}'
+    assert GenerateSampling(regex="a+").params().structured_outputs.regex == "a+"
+    assert GenerateSampling(grammar='root ::= "a"').params().structured_outputs.grammar == 'root ::= "a"'
+    assert GenerateSampling().params().structured_outputs is None
 
 
 @pytest.mark.parametrize(
@@ -230,6 +241,8 @@ def test_accepted_tokens_are_coloured_in_a_terminal(folder: str) -> None:
         (["hi", "--kv-memory", "lots"], "2GB, 512MiB"),
         (["hi", "--logit-bias", "[1]"], "maps token ids to numbers"),
         (["hi", "--stop-token-ids", "x"], "should be token ids"),
+        (["hi", "--regex", "a", "--json-schema", "{}"], "json and regex were given"),
+        (["hi", "--regex", "[a", "-m", "FOLDER"], "regex cannot be used"),
         (["hi", "--speculative-config", "{"], "not valid JSON"),
         (["hi", "--device", "abacus", "-m", "FOLDER"], "is not a device"),
         (["hi", "--raw", "--system", "x", "-m", "FOLDER"], "--system needs a chat template"),

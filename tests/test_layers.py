@@ -26,6 +26,7 @@ ORDER = [
     "traffic",
     "sampling",
     "tree",
+    "grammar",
     "tally",
     "verify",
     "text",

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from headstart.errors import BadInput
+from headstart.errors import BadInput, nearest
 
 if TYPE_CHECKING:
     import torch
@@ -28,6 +29,49 @@ _ids = itertools.count()
 
 
 # ------------------------------------------------------------------ what a user asks for
+@dataclass(frozen=True)
+class StructuredOutputs:
+    """The form that an answer must have, one of these. Names are vLLM's."""
+
+    json: str | None = None  # a JSON schema; may be given as an object
+    regex: str | None = None
+    choice: tuple[str, ...] | None = None  # one of these texts
+    grammar: str | None = None  # in Lark's notation or in llama.cpp's GBNF
+    json_object: bool = False  # any JSON object
+
+    def __post_init__(self) -> None:
+        if isinstance(self.json, Mapping):
+            object.__setattr__(self, "json", json.dumps(self.json, sort_keys=False))
+        if isinstance(self.choice, list):
+            object.__setattr__(self, "choice", tuple(self.choice))
+        if len(self._given) != 1:
+            said = f"{' and '.join(self._given)} were given" if self._given else "none was given"
+            raise BadInput(f"structured_outputs take one of {', '.join(f.name for f in fields(self))}; {said}.")
+        if self.kind == "choice" and not (self.choice and all(isinstance(t, str) and t for t in self.choice)):
+            raise BadInput("structured_outputs.choice should be a list of non-empty texts.")
+        if self.kind in ("json", "regex", "grammar") and not isinstance(getattr(self, self.kind), str):
+            raise BadInput(f"structured_outputs.{self.kind} should be a text{' or an object' * (self.kind == 'json')}.")
+
+    @property
+    def _given(self) -> list[str]:
+        return [f.name for f in fields(self) if getattr(self, f.name) not in (None, False)]
+
+    @property
+    def kind(self) -> str:
+        return self._given[0]
+
+    @staticmethod
+    def of(value: Any) -> Any:
+        """From an object with these names; what is none stays, and is refused by name."""
+        if not isinstance(value, Mapping):
+            return value
+        known = {f.name for f in fields(StructuredOutputs)}
+        for key in value:
+            if key not in known:
+                raise BadInput(f"Unknown option {key!r} of structured_outputs.{nearest(key, known)}")
+        return StructuredOutputs(**value)
+
+
 @dataclass(frozen=True)
 class SamplingParams:
     """How tokens are chosen. Names and meanings are vLLM's; `temperature=0` is greedy."""
@@ -54,11 +98,13 @@ class SamplingParams:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     seed: int | None = None
+    structured_outputs: StructuredOutputs | Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         for name in ("stop", "bad_words", "stop_token_ids"):
             object.__setattr__(self, name, _as_tuple(getattr(self, name)))
         object.__setattr__(self, "logit_bias", _as_bias(self.logit_bias))
+        object.__setattr__(self, "structured_outputs", StructuredOutputs.of(self.structured_outputs))
         for name, ok, expected in self._rules():
             if not ok:
                 raise BadInput(f"{name}={getattr(self, name)!r} is not usable: expected {expected}.")
@@ -91,6 +137,13 @@ class SamplingParams:
         for name in ("logprobs", "prompt_logprobs"):
             yield name, getattr(self, name) is None or _whole(getattr(self, name), 0), "None, 0 or more"
         yield "seed", self.seed is None or _whole(self.seed), "None or a whole number"
+        form = self.structured_outputs
+        yield (
+            "structured_outputs",
+            isinstance(form, (StructuredOutputs, type(None))),
+            "an object such as {'regex': '[0-9]+'}",
+        )
+        yield "ignore_eos", not (form and self.ignore_eos), "False, as structured_outputs say where a text ends"
 
     @property
     def greedy(self) -> bool:
@@ -231,6 +284,13 @@ class Stats:
         return plain | {name: getattr(self, name) for name in derived}
 
 
+class Form(Protocol):
+    """What one answer may go on with, see `grammar`."""
+
+    def allowed(self, answer: Sequence[int], path: Sequence[int] = ()) -> np.ndarray | None: ...
+    def prune(self, answer: Sequence[int], draft: Tree) -> Tree: ...
+
+
 @dataclass(frozen=True)
 class RequestSpeculation:
     """What one request may say about speculation; None leaves the engine's own setting."""
@@ -251,6 +311,7 @@ class Request:
     id: str = ""
     eos_ids: frozenset[int] = frozenset()
     bad_word_ids: tuple[tuple[int, ...], ...] = ()
+    form: Form | None = None  # what the answer may go on with
     speculation: RequestSpeculation = RequestSpeculation()
     tokens: list[int] = field(default_factory=list)
     computed: int = 0
@@ -280,10 +341,10 @@ class Request:
 
     @functools.cached_property
     def changes_logits(self) -> bool:
-        """Do penalties, a bias or bad words change what the model says, at every place?"""
+        """Do penalties, a bias, bad words or a form change what the model says, at every place?"""
         p = self.params
         penalties = p.repetition_penalty != 1 or p.presence_penalty or p.frequency_penalty
-        return bool(p.logit_bias or self.bad_word_ids or penalties)
+        return bool(p.logit_bias or self.bad_word_ids or penalties or self.form is not None)
 
     @functools.cached_property
     def can_be_chosen(self) -> bool:

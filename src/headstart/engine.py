@@ -517,6 +517,7 @@ class Engine:
             trees = [next((t for t in own.values() if len(t)), Tree()) for own in out.proposals]
         else:
             trees = self.policy.choose(requests, out.proposals, load)
+        trees = [t if r.form is None else r.form.prune(r.output, t) for r, t in zip(requests, trees, strict=True)]
         clock.lap("policy")
         if self.policy.cuts:
             self.scheduler.reserve_drafts(plan, [len(t) for t in trees])

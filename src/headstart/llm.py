@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import queue
 import secrets
 import time
@@ -23,12 +24,13 @@ from headstart.config import (
     parse_request_speculation,
     parse_speculative,
 )
-from headstart.core import Chunk, Completion, Output, Request, SamplingParams
+from headstart.core import Chunk, Completion, Form, Output, Request, SamplingParams, StructuredOutputs
 from headstart.errors import BadInput, ConfigError, HeadstartError, RequestFailed
 from headstart.progress import note, status
 from headstart.threads import apart
 
 if TYPE_CHECKING:
+    from headstart.grammar import Grammars
     from headstart.models.heads import Head
     from headstart.models.load import Loaded
     from headstart.policy.adaptive import AdaptivePolicy
@@ -293,14 +295,23 @@ class LLM:
         seed = secrets.randbits(62) if params.seed is None else params.seed
         seeds = [seed, *(derive_seed(seed, i) for i in range(1, params.n))]
         bad = tuple(ids for word in params.bad_words for ids in self._spellings(word))
+        forms = [self._form(params) for _ in range(params.n)]
         now = time.perf_counter()
         first = replace(params, n=1)
         others = replace(first, prompt_logprobs=None)  # the first one tells the prompt's for all
         requests = [
             Request(
-                ids, p, s, eos_ids=self.model.eos_ids, bad_word_ids=bad, speculation=own, arrived=now, streams=streams
+                ids,
+                p,
+                s,
+                eos_ids=self.model.eos_ids,
+                bad_word_ids=bad,
+                form=form,
+                speculation=own,
+                arrived=now,
+                streams=streams,
             )
-            for s, p in zip(seeds, [first] + [others] * (params.n - 1), strict=True)
+            for s, p, form in zip(seeds, [first] + [others] * (params.n - 1), forms, strict=True)
         ]
         return _Job(text, requests)
 
@@ -313,6 +324,16 @@ class LLM:
         if not all(isinstance(t, int) or hasattr(t, "__index__") for t in items):
             raise BadInput("A prompt should be a text, a list of token ids, or a list of messages.")
         return None, [int(t) for t in items]
+
+    def _form(self, params: SamplingParams) -> Form | None:
+        wanted = params.structured_outputs
+        return self._grammars.form(wanted) if isinstance(wanted, StructuredOutputs) else None
+
+    @functools.cached_property
+    def _grammars(self) -> Grammars:
+        from headstart.grammar import Grammars
+
+        return Grammars(self._need_tokenizer(), self.engine.runner.vocab_size, sorted(self.model.eos_ids))
 
     def _need_tokenizer(self) -> Any:
         if self.tokenizer is None:

@@ -4,7 +4,7 @@ The token of a row is argmax over v of log p(v) + g(seed, position, v), where p 
 parameter of its request. Temperature 0 is the same rule without noise. Each row stands for one place in a draft tree:
 its context is the request's tokens followed by the path to that node, so penalties inside a block see that block.
 
-Order: bias, penalties, bans, temperature, top-k, top-p, min-p, typical-p (transformers' order).
+Order: bias, penalties, form, bans, temperature, top-k, top-p, min-p, typical-p (transformers' order).
 """
 
 from __future__ import annotations
@@ -162,8 +162,12 @@ def _adjust_row(x: torch.Tensor, row: Row) -> None:
     banned = _banned(row)
     if row.position - len(request.prompt) < p.min_tokens:
         banned += list(request.stop_ids)
+    banned = [t for t in banned if t < len(x)]
+    if request.form is not None and (allowed := request.form.allowed(request.output, row.path)) is not None:
+        banned = banned if allowed.sum() > allowed[banned].sum() else []  # the form has the last word
+        x[torch.from_numpy(~allowed).to(x.device)] = -torch.inf
     if banned:
-        x[torch.tensor([t for t in banned if t < len(x)], device=x.device, dtype=torch.long)] = -torch.inf
+        x[torch.tensor(banned, device=x.device, dtype=torch.long)] = -torch.inf
 
 
 def _penalise(x: torch.Tensor, row: Row) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Annotated, Any
 
 from headstart.cli.options import SAMPLING, MaxTokens, Temperature, option
@@ -57,6 +58,28 @@ class SamplingOptions:
     include_stop_str_in_output: Annotated[
         bool, option("--include-stop-str-in-output", help="Keep the stop text at the end.", panel=SAMPLING)
     ] = False
+    json_schema: Annotated[
+        str | None,
+        option(
+            "--json-schema",
+            help="The answer is JSON of this schema: a file, or the schema itself.",
+            panel=SAMPLING,
+            metavar="SCHEMA",
+        ),
+    ] = None
+    regex: Annotated[
+        str | None,
+        option("--regex", help="The answer matches this regular expression.", panel=SAMPLING, metavar="REGEX"),
+    ] = None
+    grammar: Annotated[
+        str | None,
+        option(
+            "--grammar",
+            help="The answer is of this grammar, Lark or GBNF: a file, or the grammar itself.",
+            panel=SAMPLING,
+            metavar="GRAMMAR",
+        ),
+    ] = None
     ignore_eos: Annotated[
         bool, option("--ignore-eos", help="Go on behind the model's end of text.", panel=SAMPLING)
     ] = False
@@ -68,6 +91,11 @@ class SamplingOptions:
         given: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
         given["skip_special_tokens"] = not given.pop("keep_special_tokens")
         given["logit_bias"] = _bias(self.logit_bias)
+        forms = {"json": given.pop("json_schema"), "regex": given.pop("regex"), "grammar": given.pop("grammar")}
+        if any(form is not None for form in forms.values()):
+            given["structured_outputs"] = {
+                name: form if name == "regex" else _from_file(form) for name, form in forms.items()
+            }
         given["stop_token_ids"] = _token_ids(self.stop_token_ids or [])
         for name in ("stop", "bad_words"):
             given[name] = tuple(given[name] or ())
@@ -86,6 +114,13 @@ class GenerateSampling(SamplingOptions):
     prompt_logprobs: Annotated[
         int | None, option("--prompt-logprobs", help="With --json: the same for the prompt's tokens.", panel=SAMPLING)
     ] = None
+
+
+def _from_file(text: str | None) -> str | None:
+    """What a file holds, where there is one of that name."""
+    if text is None or len(text) > 1000 or "\n" in text or not Path(text).is_file():
+        return text
+    return Path(text).read_text()
 
 
 def _bias(text: str | None) -> dict[int, float] | None:
