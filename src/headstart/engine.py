@@ -891,21 +891,21 @@ class Engine:
         )  # fmt: skip
         requests = [p.request for p in flight.plan.ready]
         if not prefill and not ran:
-            self._compare(requests, verdicts, period)
+            self._compare(requests, verdicts if produced > len(verdicts) else (), period)
         for part in flight.plan.parts:
             if part.request.finish_reason is not None:
                 self._book(part.request)
         self.policy.learn(times, requests, verdicts)
 
-    def _compare(self, requests: Sequence[Request], verdicts: list[Verdict], period: float) -> None:
-        """What plain steps would have taken for these tokens, beside what this one took."""
+    def _compare(self, requests: Sequence[Request], verdicts: Sequence[Verdict], period: float) -> None:
+        """What plain steps would have taken for these tokens, beside what this one took. No verdicts: nothing was accepted."""
         context = sum([len(r.tokens) for r in requests]) / len(requests)
         plain = self.policy.plain_seconds(len(requests), context)
         if not plain:
             return
         self._seconds[COMPARED] += period
         self._seconds[PLAIN] += plain
-        for r, verdict in zip(requests, verdicts, strict=True):
+        for r, verdict in zip(requests, verdicts, strict=False):
             if verdict.accepted:
                 r.stats.time_plain += plain * len(verdict.accepted)
 

@@ -353,12 +353,13 @@ class AheadPolicy:
         self._time += DECIDING * times.period
         if self._bill is not None:
             self._watch(self._bill, times, len(requests))
-        counts, before = self._note(times, requests, verdicts), self._kind
+        asked = any(times.asked)
+        counts, before = self._note(times, requests, verdicts) if asked else {}, self._kind
         company = len(requests)
         self._kind = None if times.num_prefill_tokens else (company, counts)
         if times.num_prefill_tokens or not requests:
             return
-        reads_on = any(own and id(own) not in self._told for own in times.asked)
+        reads_on = asked and any(own and id(own) not in self._told for own in times.asked)
         same = (
             self._kind == before and self._steps > 1
         )  # from one step to another of its kind: nobody came, nothing changed
@@ -375,8 +376,6 @@ class AheadPolicy:
     def _note(self, times: StepTimes, requests: Sequence[Request], verdicts: Sequence[Verdict]) -> dict[int, int]:
         """Write down what drafts brought. Returns for how many there were some, by the number of their mode."""
         counts: dict[int, int] = {}
-        if not any(times.asked):
-            return counts
         for request, verdict, asked, size in zip(requests, verdicts, times.asked, times.drafted, strict=True):
             number = self._told.get(id(asked)) if asked else None
             if number is None or not (size or next(iter(asked)) in SOLE):  # a head that gives none could not be asked
