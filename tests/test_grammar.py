@@ -10,11 +10,14 @@ import re
 import pytest
 
 from headstart import LLM, SamplingParams
-from headstart.core import StructuredOutputs, Tree
-from headstart.errors import BadInput
+from headstart.config import EngineConfig, parse_speculative
+from headstart.core import Request, StructuredOutputs, Tree
+from headstart.errors import BadInput, RequestFailed
 from headstart.grammar import Grammars
+from headstart.llm import start_engine
 from headstart.models.tokenizer import Tokenizer
 from tests import tiny
+from tests.harness import run
 
 pytest.importorskip("llguidance")
 
@@ -94,6 +97,51 @@ def test_a_draft_model_drafts_within_the_form(model, method: str) -> None:
             assert out.completions[0].stats.accepted > 0
 
 
+@pytest.mark.parametrize("options", [{}, {"tree": True}, {"policy": "adaptive"}, {"verification": "rejection"}])
+def test_a_head_that_knows_none_of_the_allowed_tokens_drafts_nothing(model, options) -> None:
+    """Its vocabulary has no digit, and the form wants some."""
+    words = Tokenizer(tiny.tokenizer())
+    digits = {words.encode(d, special=False)[0] for d in "0123456789"}
+    head = tiny.eagle(model.model.config, (0, 1, 2), [t for t in range(len(tiny.tokenizer())) if t not in digits])
+    spec, _ = parse_speculative({"method": "eagle3", "model": "given", "num_speculative_tokens": 3} | options)
+    loop = start_engine(model, spec, EngineConfig(max_num_seqs=2), head=head)
+    form = Grammars(model.tokenizer, len(tiny.tokenizer()), [0]).form(StructuredOutputs(regex="ab[0-9]{4}ab[0-9]{4}"))
+    params = SamplingParams(temperature=1.0 if "verification" in options else 0.0, max_tokens=40)
+    request = Request(words.encode(PROMPT), params, 3, eos_ids=frozenset([0]), form=form)
+    assert len(run(loop.engine, [request])[0]) > 6
+    assert re.fullmatch("ab[0-9]{4}ab[0-9]{4}", words.decode(request.output)), words.decode(request.output)
+
+
+def test_a_grammar_that_becomes_too_large_fails_its_own_request(model, monkeypatch) -> None:
+    class Broken:
+        def __init__(self, matcher) -> None:
+            self.matcher, self.count = matcher, 0
+
+        def __getattr__(self, name: str):
+            return getattr(self.matcher, name)
+
+        def is_error(self) -> bool:
+            self.count += 1
+            return self.count > 2
+
+        def get_error(self) -> str:
+            return "too complex"
+
+    form = Grammars.form
+    with LLM(model, speculative=None) as llm:
+
+        def breaking(self, wanted):
+            made = form(self, wanted)
+            made._matcher = Broken(made._matcher)
+            return made
+
+        monkeypatch.setattr(Grammars, "form", breaking)
+        with pytest.raises(RequestFailed, match="too complex"):
+            answer(llm, FORMS["regex"][0])
+        monkeypatch.setattr(Grammars, "form", form)
+        assert FORMS["regex"][1](answer(llm, FORMS["regex"][0])[0])
+
+
 def test_forms_of_many_requests_at_once_do_not_meet(model) -> None:
     with LLM(model, speculative={"method": "tests.tiny.RandomTrees"}, max_num_seqs=4) as llm:
         names = [*FORMS, *FORMS]
@@ -143,7 +191,7 @@ def test_a_path_is_tried_and_forgotten(grammars) -> None:
 def test_the_form_has_the_last_word(model) -> None:
     """min_tokens forbids the end, bad words and a bias forbid what alone is allowed."""
     with LLM(model, speculative=None) as llm:
-        assert answer(llm, {"choice": ["the"]}, min_tokens=20, max_tokens=30)[0].startswith("the")
+        assert answer(llm, {"choice": ["the"]}, min_tokens=20, max_tokens=30) == ("the", "stop")
         assert answer(llm, {"choice": ["the river"]}, bad_words=["the"], logit_bias={5: 50.0}) == ("the river", "stop")
 
 
@@ -158,6 +206,8 @@ def test_the_form_has_the_last_word(model) -> None:
         ({}, "none was given"),
         ({"rejex": "a"}, "Did you mean 'regex'"),
         ({"choice": []}, "non-empty texts"),
+        ({"choice": "yes"}, "non-empty texts"),
+        ({"json_object": {}}, "should be true"),
         ({"regex": 5}, "should be a text"),
         ("regex", "expected an object"),
     ],

@@ -47,8 +47,11 @@ class StructuredOutputs:
         if len(self._given) != 1:
             said = f"{' and '.join(self._given)} were given" if self._given else "none was given"
             raise BadInput(f"structured_outputs take one of {', '.join(f.name for f in fields(self))}; {said}.")
-        if self.kind == "choice" and not (self.choice and all(isinstance(t, str) and t for t in self.choice)):
+        fine = isinstance(self.choice, tuple) and self.choice and all(isinstance(t, str) and t for t in self.choice)
+        if self.kind == "choice" and not fine:
             raise BadInput("structured_outputs.choice should be a list of non-empty texts.")
+        if self.kind == "json_object" and self.json_object is not True:
+            raise BadInput("structured_outputs.json_object should be true.")
         if self.kind in ("json", "regex", "grammar") and not isinstance(getattr(self, self.kind), str):
             raise BadInput(f"structured_outputs.{self.kind} should be a text{' or an object' * (self.kind == 'json')}.")
 
@@ -286,6 +289,8 @@ class Stats:
 
 class Form(Protocol):
     """What one answer may go on with, see `grammar`."""
+
+    broken: str | None  # why it could not be followed to the end
 
     def allowed(self, answer: Sequence[int], path: Sequence[int] = ()) -> np.ndarray | None: ...
     def prune(self, answer: Sequence[int], draft: Tree) -> Tree: ...
@@ -719,3 +724,4 @@ class Chunk:
     stop_reason: str | int | None = None
     stats: Stats | None = None  # of the request so far
     completion: Completion | None = None  # whole, on the last piece
+    logprobs: list[TokenLogprobs] | None = None  # of these tokens, where they were asked for

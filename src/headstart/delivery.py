@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from headstart.core import Chunk, Request
+from headstart.core import Chunk, Request, TokenLogprobs
+from headstart.errors import RequestFailed
 from headstart.text import TextStream
 
 TAIL = 5  # prompt tokens that the text of the first new one may depend on
@@ -23,6 +24,7 @@ class Parcel:
     tokens: list[int]
     from_draft: list[bool]  # empty where nobody reads along
     finish_reason: str | None = None  # as it was with these tokens
+    logprobs: list[TokenLogprobs] | None = None
 
 
 class Delivery:
@@ -51,6 +53,8 @@ class Delivery:
     def chunk(self, parcel: Parcel) -> Chunk:
         """What the listener gets. The last one ends the text."""
         request, stream = parcel.request, self.streams.get(parcel.request.id)
+        if parcel.finish_reason is not None and request.form is not None and request.form.broken is not None:
+            raise RequestFailed(f"The form of this answer could not be followed to its end: {request.form.broken}")
         text = ""
         if stream is not None:
             shown = [t for t in parcel.tokens if _shows(request, t)] if not request.params.stop else []
@@ -64,7 +68,8 @@ class Delivery:
                 self.forget(request)
             text = stream.take()
         reason, why = parcel.finish_reason, request.stop_reason if parcel.finish_reason else None
-        return Chunk(text, parcel.tokens, parcel.from_draft, 0, reason, why, request.stats.copy())
+        stats = request.stats.copy()
+        return Chunk(text, parcel.tokens, parcel.from_draft, 0, reason, why, stats, logprobs=parcel.logprobs)
 
     def forget(self, request: Request) -> None:
         self.streams.pop(request.id, None)

@@ -53,6 +53,7 @@ NO_VERDICT = Verdict([], 0)
 REPEATS = 16  # steps for which KV is reserved at once, so that they may repeat the one before them
 LAPS = ("draft", "target", "verify", "host", "policy")
 COMPARED, PLAIN = len(LAPS), len(LAPS) + 1  # places behind them
+Watch = Callable[[StepTimes, Sequence[Tree], Sequence[Verdict]], None]
 RUN_ON = 4  # tokens that a runner may choose in one step for a request that is alone,
 RUN_ON_SECONDS = 0.04  # and how long that may take
 
@@ -159,6 +160,7 @@ class Engine:
         self._pace = 0.0  # seconds of the last forward of one row, with all that surrounds it
         self._wait = runner.synchronize if config.profile else None
         self.at_end: Callable[[], None] = lambda: None  # whoever wants to keep something
+        self.watch: Watch | None = None  # whoever counts steps: their times, drafts and verdicts
 
     # ------------------------------------------------------------------ coming and going
     def add(self, request: Request) -> None:
@@ -218,6 +220,11 @@ class Engine:
         self.at_end()
         self.drafting.close()
         self.runner.release()
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Of all steps so far, by what they went into."""
+        return dict(zip(LAPS, self._seconds, strict=False))
 
     @property
     def idle(self) -> bool:
@@ -502,9 +509,11 @@ class Engine:
             self.drafting.propose(
                 out, ready, wishes, self._depth, self.texts, lambda r: self.pool.tables[r.id].slots, left
             )
-            for own, wished in zip(out.proposals, wishes, strict=True):
+            for r, own, wished in zip(requests, out.proposals, wishes, strict=True):
                 for name, wish in wished.items():
                     own.setdefault(name, Tree())  # it was asked, and that is it
+                    if r.form is not None:
+                        own[name] = r.form.prune(r.output, own[name])
                     cut += [] if wish.nodes else [(own, name)]
             clock.lap("draft")
         if not (out.asked or self.policy.cuts):  # nobody drafts
@@ -517,7 +526,6 @@ class Engine:
             trees = [next((t for t in own.values() if len(t)), Tree()) for own in out.proposals]
         else:
             trees = self.policy.choose(requests, out.proposals, load)
-        trees = [t if r.form is None else r.form.prune(r.output, t) for r, t in zip(requests, trees, strict=True)]
         clock.lap("policy")
         if self.policy.cuts:
             self.scheduler.reserve_drafts(plan, [len(t) for t in trees])
@@ -820,7 +828,8 @@ class Engine:
         """To be delivered: each piece where somebody reads along, else the whole when it is there."""
         if request.streams:
             drafted = [i < accepted for i in range(len(new))]
-            self._parcels.append(Parcel(request, new, drafted, request.finish_reason))
+            told = request.logprobs[-len(new) :] if request.params.logprobs is not None else None
+            self._parcels.append(Parcel(request, new, drafted, request.finish_reason, told))
         elif request.finish_reason is not None:
             self._parcels.append(Parcel(request, request.output, [], request.finish_reason))
 
@@ -896,6 +905,8 @@ class Engine:
             if part.request.finish_reason is not None:
                 self._book(part.request)
         self.policy.learn(times, requests, verdicts)
+        if self.watch is not None:
+            self.watch(times, flight.drafted.trees, verdicts)
 
     def _compare(self, requests: Sequence[Request], verdicts: Sequence[Verdict], period: float) -> None:
         """What plain steps would have taken for these tokens, beside what this one took. No verdicts: nothing was accepted."""

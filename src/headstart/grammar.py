@@ -28,6 +28,9 @@ class Form:
     def __init__(self, matcher: Any, vocab_size: int) -> None:
         self._matcher, self._vocab_size = matcher, vocab_size
         self._read = 0  # tokens of the answer so far
+        self.broken: str | None = (
+            None  # why it could not be followed to the end: a grammar may become too large on its way
+        )
 
     def allowed(self, answer: Sequence[int], path: Sequence[int] = ()) -> np.ndarray | None:
         """(V,) the tokens that may stand behind the answer and this path. None: the path itself may not."""
@@ -60,6 +63,8 @@ class Form:
 
     def _mask(self) -> np.ndarray:
         bits = np.unpackbits(np.frombuffer(self._matcher.compute_bitmask(), np.uint8), bitorder="little")
+        if self._matcher.is_error():  # then it allows the end alone
+            self.broken = _first_line(self._matcher.get_error())
         out = np.zeros(self._vocab_size, bool)
         out[: len(bits)] = bits[: self._vocab_size]
         return out

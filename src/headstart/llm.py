@@ -325,6 +325,10 @@ class LLM:
             raise BadInput("A prompt should be a text, a list of token ids, or a list of messages.")
         return None, [int(t) for t in items]
 
+    def check(self, params: SamplingParams) -> None:
+        """Say what is wrong with these parameters, as far as the model matters, and have ready what takes long to make."""
+        self._form(params)
+
     def _form(self, params: SamplingParams) -> Form | None:
         wanted = params.structured_outputs
         return self._grammars.form(wanted) if isinstance(wanted, StructuredOutputs) else None

@@ -79,6 +79,8 @@ def top_scores(
         logq = torch.stack([_log_p(x[None], r) for x, r in zip(logits, rows, strict=True)])
     else:
         logq = logits.log_softmax(-1)
+    if any(r.request.form is not None for r in rows):  # a form may allow nothing that a drafter knows
+        logq = logq.nan_to_num(nan=-torch.inf, neginf=-torch.inf)
     scores = logq
     if noisy:
         scores = logq.clone()
@@ -87,7 +89,7 @@ def top_scores(
     best = scores.topk(min(k, scores.shape[1]), dim=-1)
     found = best.indices if ids is None else ids[best.indices]
     total = scores.logsumexp(-1, keepdim=True) if noisy else 0.0  # without noise the scores are log q, which sum to one
-    return found, (best.values - total).exp(), logq
+    return found, (best.values - total).exp().nan_to_num(0.0), logq
 
 
 def _log_p(x: torch.Tensor, row: Row) -> torch.Tensor:
@@ -162,7 +164,7 @@ def _adjust_row(x: torch.Tensor, row: Row) -> None:
     banned = _banned(row)
     if row.position - len(request.prompt) < p.min_tokens:
         banned += list(request.stop_ids)
-    banned = [t for t in banned if t < len(x)]
+    banned = [t for t in dict.fromkeys(banned) if t < len(x)]
     if request.form is not None and (allowed := request.form.allowed(request.output, row.path)) is not None:
         banned = banned if allowed.sum() > allowed[banned].sum() else []  # the form has the last word
         x[torch.from_numpy(~allowed).to(x.device)] = -torch.inf

@@ -89,7 +89,7 @@ def test_a_rehearsal_measures_every_mode_and_leaves_nothing(monkeypatch) -> None
         COMPANIES=(2,), CROWDS=(2,), ADMISSIONS=2, STAY=2, SOME=1, PROMPT=6, PATTERN=3, WARM=1, TIMED=2, MOST_TOKENS=4
     ).items():
         monkeypatch.setattr(rehearse, name, value)
-    e = engine(small(), AUTO, head=eagle(), max_num_seqs=2)
+    e = engine(small(), AUTO | {"num_speculative_tokens": 2, "num_draft_nodes": 3}, head=eagle(), max_num_seqs=2)
     policy = e.policy
     assert isinstance(policy, AheadPolicy)
     assert rehearse.rehearse(e, policy)

@@ -109,8 +109,8 @@ class EngineOptions:
         ),
     ] = None
 
-    def open(self, speculative: SpeculativeConfig, profile: bool = False) -> LLM:
-        """Load the model with its drafter."""
+    def open(self, speculative: SpeculativeConfig, profile: bool = False, **more: Any) -> LLM:
+        """Load the model with its drafter; `more` is for the LLM."""
         memory = None if self.kv_memory is None else parse_bytes(self.kv_memory)
         self._set_threads()
         from headstart.llm import LLM
@@ -134,6 +134,7 @@ class EngineOptions:
             record=self.record,
             profile=profile,
             trust_remote_code=self.trust_remote_code,
+            **more,
         )
 
     def _set_threads(self) -> None:

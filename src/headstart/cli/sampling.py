@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any
@@ -118,9 +119,12 @@ class GenerateSampling(SamplingOptions):
 
 def _from_file(text: str | None) -> str | None:
     """What a file holds, where there is one of that name."""
-    if text is None or len(text) > 1000 or "\n" in text or not Path(text).is_file():
+    if text is None or not os.path.isfile(text):
         return text
-    return Path(text).read_text()
+    try:
+        return Path(text).read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(f"{text} cannot be read: {error}.") from error
 
 
 def _bias(text: str | None) -> dict[int, float] | None:

@@ -150,7 +150,7 @@ class GrowingDrafter(Drafter):
             for rank in self._children(g, parent, confidence[i], q):
                 token = tokens[i][rank]
                 chance = confidence[i][rank] if q is None else float(q[token])
-                if chance <= 0:
+                if not chance > 0:
                     continue
                 self._add_node(g, token, parent, rank, base * chance, first_row + i if q is not None else None)
                 fresh.append(len(g.tree) - 1)

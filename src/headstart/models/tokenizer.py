@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +23,21 @@ class Tokenizer:
             return self._fast.decode(ids if isinstance(ids, list) else list(ids), skip_special_tokens=skip_special)
         return self.hf.decode(list(ids), skip_special_tokens=skip_special, clean_up_tokenization_spaces=False)
 
-    def chat(self, messages: Sequence[dict[str, Any]], tools: list[dict[str, Any]] | None = None) -> list[int]:
-        """Token ids of a conversation, ready for the assistant's answer."""
+    def chat(
+        self,
+        messages: Sequence[dict[str, Any]],
+        tools: list[dict[str, Any]] | None = None,
+        more: Mapping[str, Any] | None = None,
+    ) -> list[int]:
+        """Token ids of a conversation, ready for the assistant's answer; `more` is for the template to read."""
+        own = {"messages", *inspect.signature(self.hf.apply_chat_template).parameters}
+        if taken := sorted(own & set(more or ())):
+            raise BadInput(f"{taken[0]!r} is not for the chat template to read: leave it out.")
         if not getattr(self.hf, "chat_template", None):
             raise BadInput("This model's tokenizer has no chat template: use generate() with a plain prompt.")
         try:
             out = self.hf.apply_chat_template(
-                list(messages), tools=tools, add_generation_prompt=True, tokenize=True, return_dict=True
+                list(messages), tools=tools, add_generation_prompt=True, tokenize=True, return_dict=True, **(more or {})
             )
         except Exception as error:  # templates raise what their authors chose
             raise BadInput(f"The chat template cannot format these messages: {error}") from error

@@ -1,0 +1,206 @@
+"""`headstart serve`: an OpenAI-compatible server. Flags, environment and a file say the same things by the same names."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from headstart.cli.groups import expand
+from headstart.cli.options import EngineOptions, Quiet, SpeculationOptions, option, parse_bytes
+from headstart.errors import BadInput, ConfigError, nearest
+from headstart.progress import note, set_quiet
+
+SERVER, LIMITS, SAFETY = "Server", "Limits", "Security"
+LEVELS = ("debug", "info", "warning", "error")
+SECRET = ("api_key",)
+OWN = ("config", "show_config", "help")  # that no file sets
+
+
+def _read_config(ctx: typer.Context, path: str | None) -> str | None:
+    """What the file says stands for the defaults, so that flags and the environment go before it."""
+    if path is not None:
+        known = [p.name for p in ctx.command.params if p.name and p.name not in OWN]
+        ctx.default_map = read_config(Path(path), known)
+    return path
+
+
+def read_config(path: Path, known: Sequence[str]) -> dict[str, Any]:
+    """A TOML or YAML file with one value for each option, by its name."""
+    try:
+        text = path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--config {path} cannot be read: {error}.") from error
+    try:
+        found = _parse(path, text)
+    except ConfigError:
+        raise
+    except ValueError as error:
+        raise ConfigError(
+            f"--config {path} is not valid {path.suffix[1:].upper()}: {str(error).splitlines()[0]}"
+        ) from error
+    if not isinstance(found, Mapping):
+        raise ConfigError(f"--config {path} should hold names and values, such as port: 8000.")
+    out: dict[str, Any] = {}
+    for key, value in found.items():
+        name = str(key).replace("-", "_")
+        if name not in known:
+            raise ConfigError(f"--config {path}: unknown option {key!r}.{nearest(name, known)}")
+        out[name] = json.dumps(value) if isinstance(value, Mapping) else value
+    return out
+
+
+def _parse(path: Path, text: str) -> Any:
+    if path.suffix == ".toml":
+        import tomllib
+
+        return tomllib.loads(text)
+    if path.suffix not in (".yaml", ".yml"):
+        raise ConfigError(f"--config {path} should end in .toml, .yaml or .yml.")
+    import yaml
+
+    try:
+        return yaml.safe_load(text) or {}
+    except yaml.YAMLError as error:
+        raise ValueError(" ".join(str(error).split())) from error
+
+
+@dataclass(frozen=True)
+class ServerOptions:
+    host: Annotated[str, option("--host", help="Address to listen on; 0.0.0.0 is all of them.", panel=SERVER)] = (
+        "127.0.0.1"
+    )
+    port: Annotated[int, option("--port", "-p", help="Port to listen on.", panel=SERVER)] = 8000
+    served_model_name: Annotated[
+        str | None,
+        option(
+            "--served-model-name", help="Name under which clients ask for the model. [default: its own]", panel=SERVER
+        ),
+    ] = None
+    root_path: Annotated[str, option("--root-path", help="Path that a proxy in front takes away.", panel=SERVER)] = ""
+    drain: Annotated[
+        float, option("--drain", help="Seconds that what runs may take when the server is told to stop.", panel=SERVER)
+    ] = 30.0
+    log_level: Annotated[str, option("--log-level", help="debug, info, warning or error.", panel=SERVER)] = "warning"
+    metrics_prefix: Annotated[
+        str,
+        option(
+            "--metrics-prefix", help="What metrics' names begin with: vllm, for dashboards that exist.", panel=SERVER
+        ),
+    ] = "headstart"
+    max_num_seqs: Annotated[int, option("--max-num-seqs", help="Requests that run at once.", panel=LIMITS)] = 32
+    max_batch_tokens: Annotated[int, option("--max-batch-tokens", help="New tokens in one forward.", panel=LIMITS)] = (
+        512
+    )
+    max_queue: Annotated[
+        int, option("--max-queue", help="Requests that may wait; more are turned away with 429.", panel=LIMITS)
+    ] = 256
+    max_prompt_tokens: Annotated[
+        int | None, option("--max-prompt-tokens", help="Longest prompt. [default: what fits]", panel=LIMITS)
+    ] = None
+    max_output_tokens: Annotated[
+        int | None, option("--max-output-tokens", help="Longest answer. [default: what fits]", panel=LIMITS)
+    ] = None
+    max_body: Annotated[str, option("--max-body", help="Largest body of a request: 4MB.", panel=LIMITS)] = "4MiB"
+    api_key: Annotated[
+        list[str] | None,
+        option(
+            "--api-key",
+            help="Key that clients must send; repeatable. Better in a file or the environment.",
+            panel=SAFETY,
+        ),
+    ] = None
+    api_key_file: Annotated[
+        str | None, option("--api-key-file", help="File with one key on each line.", panel=SAFETY)
+    ] = None
+    cors_origin: Annotated[
+        list[str] | None,
+        option("--cors-origin", help="Web page that may ask from a browser; repeatable. [default: none]", panel=SAFETY),
+    ] = None
+    ssl_certfile: Annotated[str | None, option("--ssl-certfile", help="Certificate, for https.", panel=SAFETY)] = None
+    ssl_keyfile: Annotated[str | None, option("--ssl-keyfile", help="Its private key.", panel=SAFETY)] = None
+
+    def keys(self) -> list[str]:
+        found = list(self.api_key or [])
+        if self.api_key_file is not None:
+            try:
+                lines = Path(self.api_key_file).read_text().splitlines()
+            except OSError as error:
+                raise ConfigError(f"--api-key-file {self.api_key_file} cannot be read: {error.strerror}.") from error
+            found += [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+            if not found:
+                raise ConfigError(f"--api-key-file {self.api_key_file} holds no key: write one on each line.")
+        if any(not key.strip() for key in found):
+            raise BadInput("An empty --api-key would let everybody in: leave it out, or give a key.")
+        return found
+
+
+@expand
+def serve(
+    ctx: typer.Context,
+    engine: EngineOptions,
+    speculation: SpeculationOptions,
+    server: ServerOptions,
+    target: Annotated[
+        str | None, typer.Argument(help="The model, as --model.", show_default=False, metavar="[MODEL]")
+    ] = None,
+    config: Annotated[
+        str | None,
+        typer.Option("--config", help="TOML or YAML file with these options.", callback=_read_config, is_eager=True),
+    ] = None,
+    show_config: Annotated[
+        bool, option("--show-config", help="Print the options as they are resolved, and leave.")
+    ] = False,
+    quiet: Quiet = False,
+) -> None:
+    """Serve a model with OpenAI's API.
+
+    Clients use http://localhost:8000/v1 as their base URL. Options come from flags, else from environment variables
+    (HEADSTART_SERVE_PORT=8001), else from the file that --config names.
+
+    Example: `headstart serve smollm2 --port 8001`, then
+    `curl localhost:8001/v1/completions --json '{"prompt": "Once upon a time"}'`
+    """
+    set_quiet(quiet)
+    if show_config:
+        print(_resolved(ctx.params), end="")
+        return
+    try:
+        from headstart.server.app import ServerSettings, create_app
+        from headstart.server.run import Address
+        from headstart.server.run import serve as run
+    except ImportError as error:
+        raise ConfigError(f"headstart serve needs {error.name}: pip install 'headstart[serve]'.") from error
+    from dataclasses import replace
+
+    engine = replace(engine, model=target) if target is not None else engine
+    if server.log_level not in LEVELS:
+        raise BadInput(f"--log-level {server.log_level!r} is not known: {', '.join(LEVELS)}.")
+    keys, spec = server.keys(), speculation.config()
+    settings = ServerSettings(
+        server.served_model_name or os.path.basename(engine.model.rstrip("/")) or engine.model,
+        keys,
+        server.max_queue,
+        parse_bytes(server.max_body),
+        server.max_prompt_tokens,
+        server.max_output_tokens,
+        server.cors_origin or (),
+        server.metrics_prefix,
+    )
+    address = Address(server.host, server.port, server.ssl_certfile, server.ssl_keyfile, server.root_path)
+    with engine.open(spec, max_num_seqs=server.max_num_seqs, max_batch_tokens=server.max_batch_tokens) as llm:
+        note(f"Serving {settings.name} at {address.url}/v1. Ctrl-C ends.")
+        run(create_app(llm, settings), address, server.drain, server.log_level)
+
+
+def _resolved(params: Mapping[str, Any]) -> str:
+    """As a YAML file that --config reads; without keys."""
+    import yaml
+
+    shown = {name: value for name, value in params.items() if name not in (*OWN, *SECRET) and value is not None}
+    return yaml.safe_dump(shown, sort_keys=False)

@@ -1,0 +1,374 @@
+"""From what was asked to what is answered: prompts, and pieces of text in OpenAI's shapes."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing, closing
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from headstart.core import Chunk, Completion, SamplingParams, Stats, TokenLogprobs
+from headstart.errors import BadInput
+from headstart.server import tools
+from headstart.server.protocol import Asked, ChatAsked, CompletionAsked, new_id, now
+from headstart.server.tools import Call, ToolReader
+
+if TYPE_CHECKING:
+    from headstart.llm import LLM
+    from headstart.server.metrics import Metrics
+
+LONG = 20_000  # characters from which a prompt is made into tokens beside the event loop
+Piece = tuple[int, Chunk]  # the number of a choice, and what is new of it
+
+
+@dataclass
+class Order:
+    """One HTTP request: its prompts as tokens, and how they are answered."""
+
+    asked: Asked
+    prompts: list[list[int]]
+    params: SamplingParams
+    id: str
+    tools: bool = False  # whether calls of tools are looked for
+    created: int = field(default_factory=now)
+
+    @property
+    def count(self) -> int:
+        return len(self.prompts) * self.params.n
+
+
+class Answers:
+    def __init__(
+        self, llm: LLM, name: str, meters: Metrics, most_prompt: int | None = None, most_output: int | None = None
+    ) -> None:
+        self.llm, self.name, self.meters = llm, name, meters
+        self._most_prompt, self._most_output = most_prompt, most_output
+
+    # ------------------------------------------------------------------ what was asked
+    async def order(self, asked: Asked) -> Order:
+        """Says what is wrong with it before anything is computed."""
+        if isinstance(asked, ChatAsked):
+            prompts, kind = [await self.tokens_of(asked)], "chatcmpl"
+        else:
+            assert isinstance(asked, CompletionAsked)
+            prompts = [await self._beside(self._encode, p, size=len(p)) for p in asked.prompts()]
+            kind = "cmpl"
+        if not prompts:
+            raise BadInput("prompt is an empty list: give at least one prompt.")
+        longest = max(map(len, prompts))
+        if self._most_prompt is not None and longest > self._most_prompt:
+            raise BadInput(f"The prompt has {longest} tokens; this server takes at most {self._most_prompt}.")
+        room = self.llm.engine.max_len - longest
+        params = asked.params(room if self._most_output is None else min(room, self._most_output))
+        calls = isinstance(asked, ChatAsked) and bool(self._tools(asked))
+        if isinstance(asked, ChatAsked):
+            params = self._with_calls(asked, params)
+        if params.structured_outputs is not None:  # a grammar may take a while to compile
+            await asyncio.to_thread(self.llm.check, params)
+        return Order(asked, prompts, params, asked.request_id or new_id(kind), calls)
+
+    async def tokens_of(self, asked: ChatAsked) -> list[int]:
+        return await self._beside(self._chat, asked, size=sum(len(str(m)) for m in asked.messages))
+
+    def _encode(self, prompt: str | list[int]) -> list[int]:
+        return self.llm.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+
+    def _chat(self, asked: ChatAsked) -> list[int]:
+        if not asked.messages:
+            raise BadInput("messages is empty: give at least one message.")
+        return self.llm.tokenizer.chat(
+            [_as_text(m) for m in asked.messages], self._tools(asked) or None, asked.chat_template_kwargs
+        )
+
+    @staticmethod
+    async def _beside(make: Any, what: Any, size: int) -> list[int]:
+        """Long texts take a while, and the others should not wait for them."""
+        return await asyncio.to_thread(make, what) if size > LONG else make(what)
+
+    def _tools(self, asked: ChatAsked) -> list[dict[str, Any]]:
+        """Those that the model is told about."""
+        if asked.tool_choice not in (None, "none", "auto") and not asked.tools:
+            raise BadInput("tool_choice needs tools.")
+        if not asked.tools or asked.tool_choice == "none":
+            return []
+        tools.check(asked.tools, asked.tool_choice)
+        if not tools.is_known(getattr(self.llm.tokenizer.hf, "chat_template", None)):
+            raise BadInput("tools are not available with this model: its chat template has no <tool_call>.")
+        return asked.tools
+
+    def _with_calls(self, asked: ChatAsked, params: SamplingParams) -> SamplingParams:
+        """Where a call is required, the answer has its form; else a model may write one."""
+        if not self._tools(asked) or asked.tool_choice in (None, "auto"):
+            return params
+        if params.structured_outputs is not None:
+            raise BadInput("A required tool and a response_format both say what form the answer has: leave one out.")
+        usable = tools.check(asked.tools or [], asked.tool_choice)
+        return replace(params, structured_outputs=tools.form(usable, asked.parallel_tool_calls))
+
+    # ------------------------------------------------------------------ pieces
+    async def pieces(self, order: Order) -> AsyncGenerator[Piece, None]:
+        """What is new of each choice, as it comes. Leaving early cancels what still runs."""
+        if len(order.prompts) == 1:
+            async with aclosing(self._stream(order, 0)) as own:
+                async for piece in own:
+                    yield piece
+            return
+        inbox: asyncio.Queue[Piece | BaseException | None] = asyncio.Queue()
+
+        async def forward(i: int) -> None:
+            try:
+                async with aclosing(self._stream(order, i)) as own:
+                    async for piece in own:
+                        inbox.put_nowait(piece)
+            except Exception as error:
+                inbox.put_nowait(error)
+            else:
+                inbox.put_nowait(None)
+
+        tasks = [asyncio.create_task(forward(i)) for i in range(len(order.prompts))]
+        try:
+            left = len(tasks)
+            while left:
+                event = await inbox.get()
+                if isinstance(event, BaseException):
+                    raise event
+                if event is None:
+                    left -= 1
+                else:
+                    yield event
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _stream(self, order: Order, i: int) -> AsyncGenerator[Piece, None]:
+        chunks = self.llm.astream(order.prompts[i], order.params, speculative=order.asked.speculation())
+        with closing(self.meters.follow(order.params.n)) as follower:
+            async with aclosing(chunks) as own:  # type: ignore[type-var]
+                async for chunk in own:
+                    follower.add(chunk.index, chunk)
+                    yield i * order.params.n + chunk.index, chunk
+
+    # ------------------------------------------------------------------ the whole answer
+    async def whole(self, order: Order) -> dict[str, Any]:
+        """Nobody reads along, so nobody is woken for each token."""
+        how = {"speculative": order.asked.speculation()}
+        began = [asyncio.create_task(self.llm.agenerate(p, order.params, **how)) for p in order.prompts]
+        try:
+            outputs = await asyncio.gather(*began)
+        except BaseException:
+            for task in began:
+                task.cancel()
+            await asyncio.gather(*began, return_exceptions=True)
+            self.meters.abandoned(order.count)
+            raise
+        done = [completion for output in outputs for completion in output.completions]
+        stats = [completion.stats for completion in done]
+        for completion in done:
+            self.meters.whole(completion.finish_reason or "stop", completion.stats)
+        out = self._frame(order, "chat.completion" if _is_chat(order) else "text_completion")
+        out["choices"] = [self._choice(order, i, completion) for i, completion in enumerate(done)]
+        out["usage"] = usage(order, stats)
+        if order.asked.metrics:
+            out["metrics"] = metrics(stats)
+        return out
+
+    def _frame(self, order: Order, kind: str) -> dict[str, Any]:
+        return {"id": order.id, "object": kind, "created": order.created, "model": self.name}
+
+    def _choice(self, order: Order, i: int, completion: Completion) -> dict[str, Any]:
+        out: dict[str, Any] = {"index": i}
+        reason = completion.finish_reason
+        if _is_chat(order):
+            text, calls = _read_calls(order.tools, completion.text)
+            out["message"] = {"role": "assistant", "content": text if text or not calls else None}
+            if calls:
+                out["message"]["tool_calls"] = [call.to_dict() for call in calls]
+                reason = "tool_calls" if reason == "stop" else reason
+            out["logprobs"] = self._chat_logprobs(completion.logprobs)
+        else:
+            asked = order.asked
+            prompt = self._echo(order, i) if isinstance(asked, CompletionAsked) and asked.echo else ""
+            out["text"] = prompt + completion.text
+            out["logprobs"] = self._completion_logprobs(completion.logprobs, 0)
+        out["finish_reason"], out["stop_reason"] = reason, completion.stop_reason
+        if order.asked.return_token_ids:
+            out["token_ids"] = completion.token_ids
+            out["prompt_token_ids"] = order.prompts[i // order.params.n]
+        return out
+
+    def _echo(self, order: Order, i: int) -> str:
+        return self.llm.tokenizer.decode(order.prompts[i // order.params.n], True)
+
+    # ------------------------------------------------------------------ the answer in pieces
+    async def stream(self, order: Order) -> AsyncGenerator[dict[str, Any], None]:
+        options = order.asked.stream_options
+        kind = "chat.completion.chunk" if _is_chat(order) else "text_completion"
+        frame = self._frame(order, kind)
+        stats: dict[int, Stats] = {}
+        voices = [Voice(order.tools) for _ in range(order.count)]
+        async with aclosing(self.pieces(order)) as pieces:
+            async for index, chunk in pieces:
+                if chunk.stats is not None:
+                    stats[index] = chunk.stats
+                out = frame | {"choices": [self._delta(order, index, chunk, voices[index])]}
+                if options is not None and options.include_usage:
+                    out["usage"] = (
+                        usage(order, [stats[i] for i in sorted(stats)]) if options.continuous_usage_stats else None
+                    )
+                yield out
+        last: dict[str, Any] = {}
+        if options is not None and options.include_usage:
+            last["usage"] = usage(order, [stats[i] for i in sorted(stats)])
+        if order.asked.metrics:
+            last["metrics"] = metrics(list(stats.values()))
+        if last:
+            yield frame | {"choices": []} | last
+
+    def _delta(self, order: Order, index: int, chunk: Chunk, voice: Voice) -> dict[str, Any]:
+        out: dict[str, Any] = {"index": index}
+        first, reason = not voice.begun, chunk.finish_reason
+        if _is_chat(order):
+            out["delta"] = voice.delta(chunk)
+            out["logprobs"] = self._chat_logprobs(chunk.logprobs)
+            reason = "tool_calls" if reason == "stop" and voice.calls else reason
+        else:
+            voice.begun = True
+            echoes = first and isinstance(order.asked, CompletionAsked) and order.asked.echo
+            out["text"] = (self._echo(order, index) if echoes else "") + chunk.text
+            out["logprobs"] = self._completion_logprobs(chunk.logprobs, voice.length)
+            voice.length += len(chunk.text)
+        out["finish_reason"], out["stop_reason"] = reason, chunk.stop_reason
+        if order.asked.return_token_ids:
+            out["token_ids"] = chunk.token_ids
+        return out
+
+    # ------------------------------------------------------------------ log probabilities
+    def _chat_logprobs(self, told: list[TokenLogprobs] | None) -> dict[str, Any] | None:
+        if told is None:
+            return None
+        return {"content": [self._token(t.token, t.logprob) | {"top_logprobs": self._top(t)} for t in told]}
+
+    def _top(self, told: TokenLogprobs) -> list[dict[str, Any]]:
+        return [self._token(token, value) for token, value in told.top.items()]
+
+    def _token(self, token: int, value: float) -> dict[str, Any]:
+        text = self.llm.tokenizer.decode([token], False)
+        return {"token": text, "logprob": max(value, -9999.0), "bytes": list(text.encode())}
+
+    def _completion_logprobs(self, told: list[TokenLogprobs] | None, offset: int) -> dict[str, Any] | None:
+        if told is None:
+            return None
+        decode = self.llm.tokenizer.decode
+        tokens = [decode([t.token], False) for t in told]
+        offsets = list(itertools.accumulate(map(len, tokens[:-1]), initial=offset))
+        top = [{decode([token], False): value for token, value in t.top.items()} for t in told]
+        return {
+            "tokens": tokens,
+            "token_logprobs": [max(t.logprob, -9999.0) for t in told],
+            "top_logprobs": top if any(top) else None,
+            "text_offset": offsets,
+        }
+
+
+class Voice:
+    """One choice of a streamed answer: who has spoken, and how many tools were called."""
+
+    def __init__(self, reads: bool) -> None:
+        self.begun, self.calls, self.length = False, 0, 0
+        self._reader = ToolReader() if reads else None
+
+    def delta(self, chunk: Chunk) -> dict[str, Any]:
+        out: dict[str, Any] = {} if self.begun else {"role": "assistant"}
+        self.begun = True
+        if self._reader is None:
+            return out | {"content": chunk.text}
+        found = list(self._reader.feed(chunk.text, last=chunk.finish_reason is not None))
+        calls = [one for one in found if isinstance(one, Call)]
+        if calls:
+            out["tool_calls"] = [{"index": self.calls + i} | call.to_dict() for i, call in enumerate(calls)]
+            self.calls += len(calls)
+        text = "".join(one for one in found if isinstance(one, str))
+        return out | ({"content": text} if text else {})
+
+
+def _read_calls(reads: bool, text: str) -> tuple[str, list[Call]]:
+    if not reads:
+        return text, []
+    found = list(ToolReader().feed(text, last=True))
+    return "".join(one for one in found if isinstance(one, str)), [one for one in found if isinstance(one, Call)]
+
+
+def _is_chat(order: Order) -> bool:
+    return isinstance(order.asked, ChatAsked)
+
+
+def _as_text(message: dict[str, Any]) -> dict[str, Any]:
+    """Content that comes in parts becomes one text; parts that are no text cannot be read here."""
+    content = message.get("content")
+    if not isinstance(message.get("role"), str):
+        raise BadInput("Each message needs a role: system, user, assistant or tool.")
+    if message.get("tool_calls"):
+        message = message | {"tool_calls": [_with_object(call) for call in message["tool_calls"]]}
+    if not isinstance(content, list):
+        return message
+    for part in content:
+        if not isinstance(part, dict) or part.get("type") != "text":
+            kind = part.get("type") if isinstance(part, dict) else type(part).__name__
+            raise BadInput(f"A message has a part of type {kind!r}; this model reads text alone.")
+    return message | {"content": "".join(str(part.get("text", "")) for part in content)}
+
+
+def _with_object(call: Any) -> Any:
+    """Clients send back a call's arguments as text; templates write down objects."""
+    try:
+        function = call["function"]
+        return call | {"function": function | {"arguments": json.loads(function["arguments"])}}
+    except (TypeError, KeyError, ValueError):
+        return call
+
+
+def usage(order: Order, stats: Sequence[Stats]) -> dict[str, Any]:
+    prompt, answer = sum(map(len, order.prompts)), sum(s.tokens for s in stats)
+    accepted = sum(s.accepted for s in stats)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": answer,
+        "total_tokens": prompt + answer,
+        "prompt_tokens_details": {"cached_tokens": sum(s.cached_prompt_tokens for s in stats[:: order.params.n])},
+        "completion_tokens_details": {
+            "accepted_prediction_tokens": accepted,
+            "rejected_prediction_tokens": sum(s.drafted for s in stats) - accepted,
+        },
+    }
+
+
+def metrics(stats: Sequence[Stats]) -> dict[str, Any]:
+    """What speculation did for this answer."""
+    total = Stats.total(stats)
+    seconds = {
+        name: sum(getattr(s, f"time_{name}") for s in stats)
+        for name in ("queue", "draft", "target", "verify", "host", "policy")
+    }
+    drafters: dict[str, list[int]] = {}
+    for s in stats:
+        for name, (drafted, accepted) in s.by_drafter.items():
+            own = drafters.setdefault(name, [0, 0])
+            own[0], own[1] = own[0] + drafted, own[1] + accepted
+    return {
+        "speculative_decoding": {
+            "drafts": total.drafts,
+            "drafted": total.drafted,
+            "accepted": total.accepted,
+            "acceptance_rate": total.acceptance_rate,
+            "block_efficiency": total.block_efficiency,
+            "acceptance_by_position": total.acceptance_by_position,
+            "wasted": total.wasted,
+            "by_drafter": {name: {"drafted": d, "accepted": a} for name, (d, a) in drafters.items()},
+            "speedup_estimate": total.speedup_estimate,
+        },
+        "seconds": seconds | {"first_token": min((s.time_to_first_token for s in stats), default=0.0)},
+    }

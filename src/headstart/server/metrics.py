@@ -1,0 +1,203 @@
+"""What the server tells Prometheus: vLLM's names under a prefix, drafts by drafter, and where the time went.
+
+Steps are counted on the engine's thread (`Meter`), requests on the server's (`Metrics`); both are read when somebody asks.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from prometheus_client import CollectorRegistry, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from headstart.core import Chunk, Stats, Tree, Verdict
+from headstart.policy import StepTimes
+from headstart.server.gate import Gate
+
+if TYPE_CHECKING:
+    from headstart.llm import LLM
+
+SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
+Labels = dict[str, str]
+
+
+class Meter:
+    """All steps so far. One thread writes, others read."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self.rows = 0
+        self.drafts: dict[str, int] = defaultdict(int)  # by drafter
+        self.drafted: dict[str, int] = defaultdict(int)
+        self.accepted: dict[str, int] = defaultdict(int)
+        self.by_position: dict[tuple[str, int], int] = defaultdict(int)
+
+    def __call__(self, times: StepTimes, trees: Sequence[Tree], verdicts: Sequence[Verdict]) -> None:
+        self.steps += 1
+        self.rows += times.num_tokens
+        for tree, verdict in zip(trees, verdicts, strict=False):
+            if tree.origins:
+                self._count(tree.origins, verdict.accepted)
+
+    def _count(self, origins: Sequence[str], accepted: Sequence[int]) -> None:
+        for name in set(origins):
+            self.drafts[name] += 1
+        for name in origins:
+            self.drafted[name] += 1
+        for position, node in enumerate(accepted):
+            self.accepted[origins[node]] += 1
+            self.by_position[origins[node], position] += 1
+
+
+class Metrics(Collector):
+    """Everything, by name."""
+
+    def __init__(self, llm: LLM, gate: Gate, model: str, prefix: str = "headstart") -> None:
+        self.llm, self.gate, self.prefix, self.meter = llm, gate, prefix, Meter()
+        self._labels = {"model_name": model}
+        self._ended: dict[str, int] = defaultdict(int)  # requests, by why
+        self._sums: dict[str, float] = defaultdict(float)
+        self.registry = CollectorRegistry(auto_describe=False)
+        self._times = {
+            name: Histogram(f"{prefix}:{name}", text, ["model_name"], registry=self.registry, buckets=SECONDS).labels(
+                model
+            )
+            for name, text in (
+                ("time_to_first_token_seconds", "From arrival to the first token."),
+                ("inter_token_latency_seconds", "From one token to the next, as they are handed out."),
+                ("e2e_request_latency_seconds", "From arrival to the last token."),
+                ("request_queue_time_seconds", "From arrival to the first step."),
+            )
+        }
+        self.registry.register(self)
+        llm.engine.watch = self.meter
+
+    def text(self) -> bytes:
+        return generate_latest(self.registry)
+
+    # ------------------------------------------------------------------ what requests tell
+    def follow(self, count: int) -> Follower:
+        """So many answers to one prompt."""
+        return Follower(self, count)
+
+    def whole(self, reason: str, stats: Stats) -> None:
+        """An answer that nobody followed: its tokens are taken to have come evenly."""
+        self.tokens(stats.first_tokens, stats.time_to_first_token, True)
+        if rest := stats.tokens - stats.first_tokens:
+            self.tokens(rest, stats.time_total - stats.time_to_first_token, False)
+        self.ended(reason, stats)
+
+    def abandoned(self, count: int) -> None:
+        """So many did not come to their end: the client left, or a step failed."""
+        self._ended["abort"] += count
+
+    def ended(self, reason: str, stats: Stats) -> None:
+        self._ended[reason] += 1
+        self._sums["preemptions"] += stats.preemptions
+        self._sums["prompt"] += stats.prompt_tokens
+        self._sums["cached"] += stats.cached_prompt_tokens
+        self._sums["compared"] += stats.time_compared
+        self._sums["plain"] += stats.time_plain
+        self._times["e2e_request_latency_seconds"].observe(stats.time_total)
+        self._times["request_queue_time_seconds"].observe(stats.time_queue)
+
+    def tokens(self, count: int, seconds: float, first: bool) -> None:
+        """So many came together, so long after the last ones or after the request."""
+        self._sums["generated"] += count
+        if first:
+            self._times["time_to_first_token_seconds"].observe(seconds)
+            return
+        for _ in range(count):
+            self._times["inter_token_latency_seconds"].observe(seconds / count)
+
+    # ------------------------------------------------------------------ what is told
+    def collect(self) -> Iterable[Metric]:
+        yield from self._speculation()
+        yield from self._engine()
+        yield from self._requests()
+
+    def _speculation(self) -> Iterator[Metric]:
+        m = self.meter
+        for name, text, by in (
+            ("spec_decode_num_drafts", "Drafts that were verified.", m.drafts),
+            ("spec_decode_num_draft_tokens", "Draft tokens that were verified.", m.drafted),
+            ("spec_decode_num_accepted_tokens", "Draft tokens that were accepted.", m.accepted),
+        ):
+            yield self._counter(name, text, [({"drafter": d}, n) for d, n in sorted(by.items())], ["drafter"])
+        places = [({"drafter": d, "position": str(p)}, n) for (d, p), n in sorted(m.by_position.items())]
+        text = "Draft tokens that were accepted, by their place in the draft."
+        yield self._counter("spec_decode_num_accepted_tokens_per_pos", text, places, ["drafter", "position"])
+        wasted = sum(m.drafted.values()) - sum(m.accepted.values())
+        yield self._counter("spec_decode_wasted_tokens", "Draft tokens that were not accepted.", [({}, wasted)])
+        parts = [({"part": name}, seconds) for name, seconds in self.llm.engine.seconds.items()]
+        yield self._counter("step_seconds", "Seconds of all steps, by what they went into.", parts, ["part"])
+        compared = self._sums["compared"]
+        told: list[tuple[Labels, float]] = [({}, self._sums["plain"] / compared)] if compared > 0 else []
+        text = "Speed-up over plain decoding, against plain steps as this engine has measured them."
+        yield self._gauge("spec_decode_speedup_estimate", text, told)
+
+    def _engine(self) -> Iterator[Metric]:
+        scheduler, pool = self.llm.engine.scheduler, self.llm.engine.pool
+        yield self._gauge("num_requests_running", "Requests that run.", [({}, len(scheduler.running))])
+        yield self._gauge("num_requests_waiting", "Requests that wait.", [({}, len(scheduler.waiting))])
+        yield self._gauge(
+            "kv_cache_usage_perc", "Share of the KV pages in use.", [({}, pool.num_used / pool.num_pages)]
+        )
+        yield self._counter("engine_steps", "Target forwards.", [({}, self.meter.steps)])
+        yield self._counter("engine_rows", "Rows of target forwards.", [({}, self.meter.rows)])
+
+    def _requests(self) -> Iterator[Metric]:
+        s = self._sums
+        reasons = [({"finished_reason": why}, n) for why, n in sorted(self._ended.items()) if n]
+        yield self._counter("request_success", "Requests that came to an end.", reasons, ["finished_reason"])
+        yield self._counter("prompt_tokens", "Tokens of prompts.", [({}, s["prompt"])])
+        yield self._counter("generation_tokens", "Tokens of answers.", [({}, s["generated"])])
+        yield self._counter("prefix_cache_queries", "Prompt tokens that were looked for in KV.", [({}, s["prompt"])])
+        yield self._counter("prefix_cache_hits", "Prompt tokens that were found there.", [({}, s["cached"])])
+        yield self._counter("num_preemptions", "Requests that were set aside for others.", [({}, s["preemptions"])])
+        yield self._counter(
+            "requests_turned_away", "Requests that found the queue full.", [({}, self.gate.turned_away)]
+        )
+
+    def _counter(self, name: str, text: str, found: Iterable[tuple[Labels, float]], more: Sequence[str] = ()) -> Metric:
+        return self._family(CounterMetricFamily, name, text, found, more)
+
+    def _gauge(self, name: str, text: str, found: Iterable[tuple[Labels, float]], more: Sequence[str] = ()) -> Metric:
+        return self._family(GaugeMetricFamily, name, text, found, more)
+
+    def _family(
+        self, kind: Any, name: str, text: str, found: Iterable[tuple[Labels, float]], more: Sequence[str]
+    ) -> Metric:
+        family = kind(f"{self.prefix}:{name}", text, labels=["model_name", *more])
+        for labels, value in found:
+            family.add_metric([self._labels["model_name"], *(labels[k] for k in more)], value)
+        return family
+
+
+class Follower:
+    """The tokens of one prompt's answers, as they come."""
+
+    def __init__(self, metrics: Metrics, count: int) -> None:
+        self._metrics, self._left = metrics, count
+        self._last: dict[int, float] = {}
+        self._began = time.perf_counter()
+
+    def add(self, index: int, chunk: Chunk) -> None:
+        now = time.perf_counter()
+        if chunk.token_ids:
+            before = self._last.get(index)
+            self._metrics.tokens(
+                len(chunk.token_ids), now - (self._began if before is None else before), before is None
+            )
+            self._last[index] = now
+        if chunk.finish_reason is not None and chunk.stats is not None:
+            self._left -= 1
+            self._metrics.ended(chunk.finish_reason, chunk.stats)
+
+    def close(self) -> None:
+        self._metrics.abandoned(self._left)
+        self._left = 0

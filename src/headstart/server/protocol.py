@@ -1,0 +1,233 @@
+"""What goes over the wire: OpenAI's completions and chat, with vLLM's names for what OpenAI has not.
+
+A field that OpenAI knows and that means nothing here is accepted and left alone, so that clients need no change. One that
+nobody knows is refused by name: else a slip would be silent.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from headstart.core import SamplingParams
+from headstart.errors import BadInput, nearest
+
+IDLE = frozenset(  # of OpenAI's own
+    [
+        "user",
+        "metadata",
+        "store",
+        "service_tier",
+        "safety_identifier",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "reasoning_effort",
+        "verbosity",
+        "prediction",
+        "modalities",
+        "moderation",
+    ]
+)
+MOST_LOGPROBS, MOST_STOPS, MOST_WORDS, MOST_BIAS = 20, 16, 64, 1024  # in one request: more would cost all the others
+COMPLETION_TOKENS = 16  # that a completion has where nobody says, as with OpenAI
+SHARED = (  # names that are the same in SamplingParams
+    "n", "min_tokens", "temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty", "presence_penalty",
+    "frequency_penalty", "logit_bias", "bad_words", "stop", "stop_token_ids", "include_stop_str_in_output", "ignore_eos",
+    "skip_special_tokens", "seed",
+)  # fmt: skip
+
+
+class Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class StreamOptions(Strict):
+    include_usage: bool = False
+    continuous_usage_stats: bool = False
+    include_obfuscation: bool = False  # means nothing here
+
+
+class Speculative(Strict):
+    """What one request may say about speculation."""
+
+    enabled: bool = True
+    method: str | None = None
+    max_tokens: int | None = None
+    verification: str | None = None
+
+
+class JsonSchema(Strict):
+    name: str = "schema"
+    description: str | None = None
+    schema_: dict[str, Any] = Field(alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(Strict):
+    type: Literal["text", "json_object", "json_schema", "regex", "grammar"] = "text"
+    json_schema: JsonSchema | None = None
+    regex: str | None = None
+    grammar: str | None = None
+
+    def form(self) -> dict[str, Any] | None:
+        """As structured outputs."""
+        if self.type == "text":
+            return None
+        if self.type == "json_object":
+            return {"json_object": True}
+        given = getattr(self, self.type)
+        if given is None:
+            raise BadInput(f"response_format of type {self.type!r} needs {self.type!r} beside it.")
+        return {"json": given.schema_} if isinstance(given, JsonSchema) else {self.type: given}
+
+
+class Asked(BaseModel):
+    """What completions and chat have in common."""
+
+    model_config = ConfigDict(extra="allow")
+
+    model: str | None = None
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    n: int = 1
+    temperature: float = 1.0
+    top_p: float = 1.0
+    stop: str | Annotated[list[str], Field(max_length=MOST_STOPS)] | None = None
+    seed: int | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Annotated[dict[str, float], Field(max_length=MOST_BIAS)] | None = None
+    response_format: ResponseFormat | None = None
+    # not OpenAI's: vLLM's names
+    top_k: int = 0
+    min_p: float = 0.0
+    typical_p: float = 1.0
+    repetition_penalty: float = 1.0
+    min_tokens: int = 0
+    stop_token_ids: list[int] = Field([], max_length=MOST_WORDS)
+    bad_words: list[str] = Field([], max_length=MOST_WORDS)
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    skip_special_tokens: bool = True
+    structured_outputs: dict[str, Any] | None = None
+    request_id: str | None = Field(None, pattern=r"^[\x21-\x7e]{1,128}$")
+    return_token_ids: bool = False
+    # ours
+    speculative: Speculative | bool | str | None = None
+    metrics: bool = False
+
+    @model_validator(mode="before")
+    @classmethod
+    def _leave_out_nulls(cls, given: Any) -> Any:
+        """OpenAI's clients may send null for what they do not say."""
+        return {k: v for k, v in given.items() if v is not None} if isinstance(given, dict) else given
+
+    @model_validator(mode="after")
+    def _know_all(self) -> Asked:
+        for name in self.model_extra or {}:
+            if name not in IDLE:
+                raise ValueError(f"Unknown field {name!r}.{nearest(name, type(self).model_fields)}")
+        if self.stream_options is not None and not self.stream:
+            raise ValueError("stream_options are for stream=true.")
+        return self
+
+    def sampling(self, max_tokens: int, logprobs: int | None) -> SamplingParams:
+        form = self.structured_outputs
+        if self.response_format is not None and (own := self.response_format.form()) is not None:
+            if form is not None:
+                raise BadInput(
+                    "response_format and structured_outputs both say what form the answer has: leave one out."
+                )
+            form = own
+        given = {name: getattr(self, name) for name in SHARED}
+        return SamplingParams(**given, max_tokens=max_tokens, logprobs=logprobs, structured_outputs=form)
+
+    @property
+    def count(self) -> int:
+        """Answers that are to be made."""
+        return max(1, self.n)
+
+    def speculation(self) -> Any:
+        own = self.speculative
+        return own.model_dump() if isinstance(own, Speculative) else own
+
+
+class CompletionAsked(Asked):
+    prompt: str | list[str] | list[int] | list[list[int]]
+    max_tokens: int | None = None
+    logprobs: int | None = Field(None, le=MOST_LOGPROBS)
+    echo: bool = False
+    best_of: int | None = None
+    suffix: str | None = None
+
+    def params(self, most: int) -> SamplingParams:
+        if self.suffix:
+            raise BadInput("suffix is not available: this server writes on from a prompt.")
+        if self.best_of not in (None, self.n):
+            raise BadInput("best_of is not available beyond n: leave it out.")
+        if self.echo and self.logprobs is not None:
+            raise BadInput("echo tells no log probabilities of the prompt: leave out echo or logprobs.")
+        given = COMPLETION_TOKENS if self.max_tokens is None else self.max_tokens
+        return self.sampling(_within(given, most), self.logprobs)
+
+    @property
+    def count(self) -> int:
+        return len(self.prompts()) * max(1, self.n)
+
+    def prompts(self) -> list[Any]:
+        """One prompt or many, texts or tokens -> many."""
+        one = isinstance(self.prompt, str) or (bool(self.prompt) and isinstance(self.prompt[0], int))
+        return [self.prompt] if one else list(self.prompt)
+
+
+class ChatAsked(Asked):
+    messages: list[dict[str, Any]]
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    logprobs: bool = False
+    top_logprobs: int | None = Field(None, le=MOST_LOGPROBS)
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None = None
+    parallel_tool_calls: bool = True
+    chat_template_kwargs: dict[str, Any] = {}
+
+    def params(self, most: int) -> SamplingParams:
+        given = self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
+        if self.top_logprobs is not None and not self.logprobs:
+            raise BadInput("top_logprobs are for logprobs=true.")
+        logprobs = (self.top_logprobs or 0) if self.logprobs else None
+        return self.sampling(_within(most if given is None else given, most), logprobs)
+
+
+class TokenizeAsked(Strict):
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    add_special_tokens: bool = True
+
+
+class DetokenizeAsked(Strict):
+    model: str | None = None
+    tokens: list[int]
+
+
+def _within(given: int, most: int) -> int:
+    """What is asked, as far as there is room. What is no number of tokens stays, and is refused by name."""
+    return min(given, max(1, most)) if given > 0 else given
+
+
+def new_id(kind: str) -> str:
+    return f"{kind}-{uuid.uuid4().hex}"
+
+
+def now() -> int:
+    return int(time.time())
+
+
+def error(message: str, kind: str = "invalid_request_error", param: str | None = None) -> Mapping[str, Any]:
+    """As OpenAI's clients expect it."""
+    return {"error": {"message": message, "type": kind, "param": param, "code": None}}

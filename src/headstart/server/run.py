@@ -1,0 +1,58 @@
+"""Serve until somebody says stop; then let what runs come to its end, within a stated time."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI
+
+
+@dataclass(frozen=True)
+class Address:
+    host: str = "127.0.0.1"
+    port: int = 8000
+    ssl_certfile: str | None = None
+    ssl_keyfile: str | None = None
+    root_path: str = ""
+
+    @property
+    def url(self) -> str:
+        return f"http{'s' if self.ssl_certfile else ''}://{self.host}:{self.port}{self.root_path}"
+
+
+class Server(uvicorn.Server):
+    """Takes nothing new on once it is told to stop, and gives what runs some seconds."""
+
+    def handle_exit(self, sig: int, frame: Any) -> None:
+        app = self.config.app
+        if isinstance(app, FastAPI):
+            app.state.gate.closing = True
+        super().handle_exit(sig, frame)
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """As uvicorn does, but without raising the signal once more at the end: the caller has things to put away."""
+        if threading.current_thread() is not threading.main_thread():  # who runs it there ends it, too
+            yield
+            return
+        before = {s: signal.signal(s, self.handle_exit) for s in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for s, handler in before.items():
+                signal.signal(s, handler)
+
+
+def serve(app: FastAPI, address: Address, drain: float = 30.0, log_level: str = "warning") -> None:
+    config = uvicorn.Config(
+        app, address.host, address.port, log_level=log_level, access_log=False, timeout_graceful_shutdown=int(drain),
+        ssl_certfile=address.ssl_certfile, ssl_keyfile=address.ssl_keyfile, root_path=address.root_path, lifespan="off",
+    )  # fmt: skip
+    asyncio.run(Server(config).serve())

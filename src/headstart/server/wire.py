@@ -1,0 +1,115 @@
+"""Answers on their way to a client that may leave at any moment: work ends when it does."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from typing import Any, TypeVar
+
+from fastapi import Request
+from starlette.responses import JSONResponse, Response
+from starlette.types import Receive, Scope, Send
+
+from headstart.errors import HeadstartError
+from headstart.server.protocol import error
+
+log = logging.getLogger("headstart.server")
+T = TypeVar("T")
+END = b"data: [DONE]\n\n"
+
+
+def say(status: int, message: str, kind: str = "invalid_request_error", **headers: str) -> JSONResponse:
+    """One sentence in OpenAI's shape."""
+    return JSONResponse(error(message, kind), status, headers=headers or None)
+
+
+class ClientLeft(Exception):
+    """Nobody waits for the answer any more."""
+
+
+async def _left(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def unless_left(request: Request, work: Awaitable[T]) -> T:
+    """The result of this work; cancelled, where the client leaves first."""
+    task, watch = asyncio.ensure_future(work), asyncio.create_task(_left(request.receive))
+    try:
+        await asyncio.wait({task, watch}, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        raise ClientLeft
+    finally:
+        for one in (task, watch):
+            one.cancel()
+        await asyncio.gather(task, watch, return_exceptions=True)
+
+
+class Begun:
+    """Events of which the first is there already: so it is known that there are any before a client is told so."""
+
+    def __init__(self, first: Mapping[str, Any] | None, rest: AsyncGenerator[Mapping[str, Any], None]) -> None:
+        self._first, self._rest = first, rest
+
+    @classmethod
+    async def of(cls, events: AsyncGenerator[Mapping[str, Any], None]) -> Begun:
+        return cls(await anext(events, None), events)
+
+    def __aiter__(self) -> Begun:
+        return self
+
+    async def __anext__(self) -> Mapping[str, Any]:
+        first, self._first = self._first, None
+        return first if first is not None else await anext(self._rest)
+
+    async def aclose(self) -> None:
+        await self._rest.aclose()
+
+
+def event(data: Mapping[str, Any]) -> bytes:
+    return b"data: " + json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+
+
+class EventStream(Response):
+    """Server-sent events. An error behind the first event is an event, too."""
+
+    media_type = "text/event-stream"
+
+    def __init__(
+        self,
+        events: Begun,
+        headers: Mapping[str, str] | None = None,
+        after: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`after` is called at the end, whatever became of the events."""
+        self.events, self.after, self.status_code, self.background = events, after, 200, None
+        self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no", **(headers or {})})
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        pump, watch = asyncio.create_task(self._pump(send)), asyncio.create_task(_left(receive))
+        try:
+            await asyncio.wait({pump, watch}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (pump, watch):
+                task.cancel()
+            await asyncio.gather(pump, watch, return_exceptions=True)
+            await self.events.aclose()
+            self.after()
+
+    async def _pump(self, send: Send) -> None:
+        async def write(data: bytes, more: bool = True) -> None:
+            await send({"type": "http.response.body", "body": data, "more_body": more})
+
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        try:
+            async for data in self.events:
+                await write(event(data))
+        except HeadstartError as failure:
+            await write(event(error(str(failure), "server_error")))
+        except Exception as failure:
+            log.error("a stream broke", exc_info=failure)
+            await write(event(error("Something broke inside the server; its log says what.", "server_error")))
+        await write(END, more=False)
