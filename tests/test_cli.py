@@ -75,7 +75,7 @@ def test_help_imports_nothing_heavy() -> None:
 
 def test_help_teaches() -> None:
     assert "headstart demo" in headstart("--help").output
-    for verb in ("generate", "chat", "demo", "models", "tree", "simulate"):
+    for verb in ("generate", "chat", "demo", "models", "tree", "simulate", "serve"):
         assert "Example: headstart " in headstart(verb, "--help").output
     assert headstart("--version").output.startswith("headstart 0.")
 
@@ -228,6 +228,45 @@ def test_a_drafter_from_the_folder_one_stands_in(folder: str, tmp_path: Path, mo
 def test_accepted_tokens_are_coloured_in_a_terminal(folder: str) -> None:
     seen = terminal("generate", PROMPT, "-m", folder, "--draft-model", folder, "--max-tokens", "20")
     assert "\x1b[32m" in seen
+
+
+# ------------------------------------------------------------------ serve
+def test_a_server_is_set_up_by_flags_the_environment_and_a_file(tmp_path: Path, monkeypatch) -> None:
+    path = tmp_path / "serve.toml"
+    path.write_text(
+        'port = 8123\nmax-queue = 4\ndrain = 2.5\napi_key = ["secret"]\nspeculative_config = {method = "ngram"}'
+    )
+    monkeypatch.setenv("HEADSTART_SERVE_MAX_QUEUE", "7")
+    monkeypatch.setenv("HEADSTART_SERVE_DRAIN", "9")
+    shown = headstart("serve", "--config", str(path), "--drain", "11", "--show-config").stdout
+    lines = shown.splitlines()
+    assert {"port: 8123", "max_queue: 7", "drain: 11.0"} <= set(lines) and "secret" not in shown
+    again = tmp_path / "shown.yaml"
+    again.write_text(shown)
+    monkeypatch.delenv("HEADSTART_SERVE_MAX_QUEUE")
+    monkeypatch.delenv("HEADSTART_SERVE_DRAIN")
+    assert headstart("serve", "--config", str(again), "--show-config").stdout == shown, "what is shown can be read"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("a.toml", b"prot = 1", "Did you mean 'port'"),
+        ("a.toml", b"port = ", "not valid TOML"),
+        ("a.yaml", b"port: [", "not valid YAML"),
+        ("a.yaml", b"- port", "names and values"),
+        ("a.txt", b"port = 1", "should end in .toml"),
+        ("a.toml", b"\xff\xfe", "cannot be read"),
+        ("a.toml", b'api_key = [""]', "would let everybody in"),
+        ("a.toml", b'log_level = "loud"', "is not known"),
+        ("a.toml", b'api_key_file = "/no/such/file"', "cannot be read"),
+        ("a.toml", b"show_config = true", "unknown option"),
+    ],
+)
+def test_a_mistake_in_a_servers_file_is_one_sentence(tmp_path: Path, name: str, text: bytes, words: str) -> None:
+    (tmp_path / name).write_bytes(text)
+    result = headstart("serve", "--config", str(tmp_path / name), "-m", "/no/such/model", code=2)
+    assert result.stderr.startswith("headstart: ") and words in result.stderr and len(result.stderr.splitlines()) == 1
 
 
 # ------------------------------------------------------------------ errors

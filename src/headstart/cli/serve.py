@@ -147,7 +147,7 @@ def serve(
     speculation: SpeculationOptions,
     server: ServerOptions,
     target: Annotated[
-        str | None, typer.Argument(help="The model, as --model.", show_default=False, metavar="[MODEL]")
+        str | None, typer.Argument(help="The model, as --model.", show_default=False, metavar="MODEL")
     ] = None,
     config: Annotated[
         str | None,
@@ -168,7 +168,7 @@ def serve(
     """
     set_quiet(quiet)
     if show_config:
-        print(_resolved(ctx.params), end="")
+        print(_resolved(ctx), end="")
         return
     try:
         from headstart.server.app import ServerSettings, create_app
@@ -198,9 +198,10 @@ def serve(
         run(create_app(llm, settings), address, server.drain, server.log_level)
 
 
-def _resolved(params: Mapping[str, Any]) -> str:
+def _resolved(ctx: typer.Context) -> str:
     """As a YAML file that --config reads; without keys."""
     import yaml
 
-    shown = {name: value for name, value in params.items() if name not in (*OWN, *SECRET) and value is not None}
+    names = [p.name for p in ctx.command.params if p.name and p.name not in (*OWN, *SECRET)]
+    shown = {name: ctx.params[name] for name in names if ctx.params.get(name) is not None}
     return yaml.safe_dump(shown, sort_keys=False)
