@@ -239,9 +239,9 @@ def test_a_decision_holds_until_there_is_time_for_the_next() -> None:
 def test_a_head_rests_where_it_does_not_serve_and_not_for_the_others() -> None:
     """Both kinds are greedy, so nothing but their own drafts tells them apart."""
     device = Device(policy())
-    device.run(["code", "hard"], 16, 96, tokens=96)
+    device.run(["code", "hard"], 32, 96, tokens=128)
     kinds = [id.split()[0] for id in device.resting]
-    assert kinds.count("hard") >= 12 and kinds.count("code") <= 2
+    assert kinds.count("hard") >= 24 and kinds.count("code") <= 2
 
 
 @pytest.mark.parametrize("load", [4, 16])

@@ -28,9 +28,7 @@ class Form:
     def __init__(self, matcher: Any, vocab_size: int) -> None:
         self._matcher, self._vocab_size = matcher, vocab_size
         self._read = 0  # tokens of the answer so far
-        self.broken: str | None = (
-            None  # why it could not be followed to the end: a grammar may become too large on its way
-        )
+        self.broken: str | None = None  # why it could not be followed: a grammar may become too large on its way
 
     def allowed(self, answer: Sequence[int], path: Sequence[int] = ()) -> np.ndarray | None:
         """(V,) the tokens that may stand behind the answer and this path. None: the path itself may not."""
@@ -76,11 +74,10 @@ class Grammars:
     def __init__(self, tokenizer: Any, vocab_size: int, eos_ids: Sequence[int]) -> None:
         if not eos_ids:
             raise BadInput("structured_outputs need a model with a token that ends a text; this one has none.")
-        guidance, hf = _library()
-        self._matcher = guidance.LLMatcher
-        self._vocab_size = vocab_size
+        self._library = _library()
+        self._matcher, self._vocab_size = self._library.LLMatcher, vocab_size
         try:
-            self._tokenizer = hf.from_tokenizer(tokenizer.hf, eos_token=sorted(eos_ids))
+            self._tokenizer = self._library.hf.from_tokenizer(tokenizer.hf, eos_token=sorted(eos_ids))
         except (ValueError, TypeError) as error:
             raise BadInput(f"structured_outputs cannot be had with this tokenizer: {error}") from error
         self._ready = functools.lru_cache(KEPT)(self._start)
@@ -107,17 +104,17 @@ class Grammars:
             return self._matcher.grammar_from_regex(wanted.regex)
         if wanted.choice is not None:
             return self._matcher.grammar_from_lark("start: " + " | ".join(json.dumps(text) for text in wanted.choice))
-        return _library()[0].grammar_from("grammar", wanted.grammar)  # Lark, or llama.cpp's GBNF
+        return self._library.grammar_from("grammar", wanted.grammar)  # Lark, or llama.cpp's GBNF
 
 
 def _first_line(error: object) -> str:
     return (str(error).strip().splitlines() or ["no reason was given"])[0]
 
 
-def _library() -> tuple[Any, Any]:
+def _library() -> Any:
     try:
         import llguidance
         import llguidance.hf
     except ImportError as error:
         raise BadInput("structured_outputs need llguidance: pip install 'headstart[grammar]'.") from error
-    return llguidance, llguidance.hf
+    return llguidance

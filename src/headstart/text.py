@@ -52,7 +52,7 @@ class TextStream:
         """Text that may be shown now: not a part of what could become a stop string."""
         end = len(self.text)
         if not self._finished and self.stopped_by is None:
-            end -= self._partial()
+            end -= begun(self.text, self._stop)
         out = self.text[self._shown : end]
         self._shown = max(end, self._shown)
         return out
@@ -69,10 +69,11 @@ class TextStream:
         self.text = self.text[: end if self._include_stop else at]
         return True
 
-    def _partial(self) -> int:
-        """Length of the longest end of the text that begins a stop string."""
-        longest = max((len(s) for s in self._stop), default=0)
-        for n in range(min(longest - 1, len(self.text)), 0, -1):
-            if any(s.startswith(self.text[-n:]) for s in self._stop):
-                return n
-        return 0
+
+def begun(text: str, words: Sequence[str]) -> int:
+    """Length of the longest end of the text that begins one of these words, and is not the whole of it."""
+    longest = max((len(word) for word in words), default=0)
+    for n in range(min(longest - 1, len(text)), 0, -1):
+        if any(word.startswith(text[-n:]) for word in words):
+            return n
+    return 0

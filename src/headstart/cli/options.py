@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -145,6 +146,15 @@ class EngineOptions:
         import torch
 
         torch.set_num_threads(self.threads)
+
+
+def read_file(flag: str, path: str | Path) -> str:
+    try:
+        return Path(path).read_text()
+    except OSError as error:
+        raise ConfigError(f"{flag} {path} cannot be read: {error.strerror}.") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{flag} {path} cannot be read: it is not text.") from error
 
 
 UNITS = {"": 1, "B": 1} | {

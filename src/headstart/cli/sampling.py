@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import dataclass, fields
-from pathlib import Path
 from typing import Annotated, Any
 
-from headstart.cli.options import SAMPLING, MaxTokens, Temperature, option
+from headstart.cli.options import SAMPLING, MaxTokens, Temperature, option, read_file
 from headstart.core import SamplingParams
 from headstart.errors import BadInput
 
@@ -94,9 +93,11 @@ class SamplingOptions:
         given["logit_bias"] = _bias(self.logit_bias)
         forms = {"json": given.pop("json_schema"), "regex": given.pop("regex"), "grammar": given.pop("grammar")}
         if any(form is not None for form in forms.values()):
-            given["structured_outputs"] = {
-                name: form if name == "regex" else _from_file(form) for name, form in forms.items()
-            }
+            forms["json"], forms["grammar"] = (
+                _from_file("--json-schema", forms["json"]),
+                _from_file("--grammar", forms["grammar"]),
+            )
+            given["structured_outputs"] = forms
         given["stop_token_ids"] = _token_ids(self.stop_token_ids or [])
         for name in ("stop", "bad_words"):
             given[name] = tuple(given[name] or ())
@@ -117,14 +118,9 @@ class GenerateSampling(SamplingOptions):
     ] = None
 
 
-def _from_file(text: str | None) -> str | None:
+def _from_file(flag: str, text: str | None) -> str | None:
     """What a file holds, where there is one of that name."""
-    if text is None or not os.path.isfile(text):
-        return text
-    try:
-        return Path(text).read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"{text} cannot be read: {error}.") from error
+    return text if text is None or not os.path.isfile(text) else read_file(flag, text)
 
 
 def _bias(text: str | None) -> dict[int, float] | None:

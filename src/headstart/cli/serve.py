@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from headstart.cli.groups import expand
-from headstart.cli.options import EngineOptions, Quiet, SpeculationOptions, option, parse_bytes
+from headstart.cli.options import EngineOptions, Quiet, SpeculationOptions, option, parse_bytes, read_file
 from headstart.errors import BadInput, ConfigError, nearest
 from headstart.progress import note, set_quiet
 
@@ -32,10 +32,7 @@ def _read_config(ctx: typer.Context, path: str | None) -> str | None:
 
 def read_config(path: Path, known: Sequence[str]) -> dict[str, Any]:
     """A TOML or YAML file with one value for each option, by its name."""
-    try:
-        text = path.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--config {path} cannot be read: {error}.") from error
+    text = read_file("--config", path)
     try:
         found = _parse(path, text)
     except ConfigError:
@@ -128,10 +125,7 @@ class ServerOptions:
     def keys(self) -> list[str]:
         found = list(self.api_key or [])
         if self.api_key_file is not None:
-            try:
-                lines = Path(self.api_key_file).read_text().splitlines()
-            except OSError as error:
-                raise ConfigError(f"--api-key-file {self.api_key_file} cannot be read: {error.strerror}.") from error
+            lines = read_file("--api-key-file", self.api_key_file).splitlines()
             found += [line.strip() for line in lines if line.strip() and not line.startswith("#")]
             if not found:
                 raise ConfigError(f"--api-key-file {self.api_key_file} holds no key: write one on each line.")
@@ -176,8 +170,6 @@ def serve(
         from headstart.server.run import serve as run
     except ImportError as error:
         raise ConfigError(f"headstart serve needs {error.name}: pip install 'headstart[serve]'.") from error
-    from dataclasses import replace
-
     engine = replace(engine, model=target) if target is not None else engine
     if server.log_level not in LEVELS:
         raise BadInput(f"--log-level {server.log_level!r} is not known: {', '.join(LEVELS)}.")

@@ -30,8 +30,9 @@ class Tokenizer:
         more: Mapping[str, Any] | None = None,
     ) -> list[int]:
         """Token ids of a conversation, ready for the assistant's answer; `more` is for the template to read."""
-        own = {"messages", *inspect.signature(self.hf.apply_chat_template).parameters}
-        if taken := sorted(own & set(more or ())):
+        if more and (
+            taken := sorted({"messages", *inspect.signature(self.hf.apply_chat_template).parameters} & set(more))
+        ):
             raise BadInput(f"{taken[0]!r} is not for the chat template to read: leave it out.")
         if not getattr(self.hf, "chat_template", None):
             raise BadInput("This model's tokenizer has no chat template: use generate() with a plain prompt.")

@@ -43,10 +43,8 @@ USE = 0.05  # share of the tokens that a drafter should bring, or it is not wort
 REST = 3  # steps
 GLANCE = 1.3  # times what asking costs, that it is taken to bring where it brought the others nothing: a few questions
 REPRICE, NEAR = 8, 32  # steps, and tokens of context, for which a price holds
-SCOUTS, RARELY = (
-    8,
-    64,
-)  # of so many requests that are not worth reading along, one is followed; of so many, if that was in vain
+SCOUTS = 8  # of so many requests that are not worth reading along, one is followed all the same,
+RARELY = 64  # and of so many, where that was in vain
 PLAIN_EVERY = 128  # steps with drafts after which a plain one is taken, to know what drafts bring
 REACH = 32  # rows that are looked at for the cheapest way to add some
 COUNTS = np.arange(1, 1 + REACH)

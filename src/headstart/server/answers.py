@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
 import json
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing, closing
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ from headstart.errors import BadInput
 from headstart.server import tools
 from headstart.server.protocol import Asked, ChatAsked, CompletionAsked, new_id, now
 from headstart.server.tools import Call, ToolReader
+from headstart.server.wire import end
 
 if TYPE_CHECKING:
     from headstart.llm import LLM
@@ -50,8 +52,10 @@ class Answers:
     # ------------------------------------------------------------------ what was asked
     async def order(self, asked: Asked) -> Order:
         """Says what is wrong with it before anything is computed."""
+        given: list[dict[str, Any]] = []
         if isinstance(asked, ChatAsked):
-            prompts, kind = [await self.tokens_of(asked)], "chatcmpl"
+            given = self._tools(asked)
+            prompts, kind = [await self.tokens_of(asked, given)], "chatcmpl"
         else:
             assert isinstance(asked, CompletionAsked)
             prompts = [await self._beside(self._encode, p, size=len(p)) for p in asked.prompts()]
@@ -63,25 +67,25 @@ class Answers:
             raise BadInput(f"The prompt has {longest} tokens; this server takes at most {self._most_prompt}.")
         room = self.llm.engine.max_len - longest
         params = asked.params(room if self._most_output is None else min(room, self._most_output))
-        calls = isinstance(asked, ChatAsked) and bool(self._tools(asked))
-        if isinstance(asked, ChatAsked):
-            params = self._with_calls(asked, params)
+        if given and isinstance(asked, ChatAsked):
+            params = _with_calls(asked, given, params)
         if params.structured_outputs is not None:  # a grammar may take a while to compile
             await asyncio.to_thread(self.llm.check, params)
-        return Order(asked, prompts, params, asked.request_id or new_id(kind), calls)
+        return Order(asked, prompts, params, asked.request_id or new_id(kind), bool(given))
 
-    async def tokens_of(self, asked: ChatAsked) -> list[int]:
-        return await self._beside(self._chat, asked, size=sum(len(str(m)) for m in asked.messages))
+    async def tokens_of(self, asked: ChatAsked, given: Sequence[dict[str, Any]] = ()) -> list[int]:
+        """Of a conversation in which the model is told about these tools."""
+        make = functools.partial(self._chat, given=list(given) or None)
+        return await self._beside(make, asked, size=sum(len(str(m)) for m in asked.messages))
 
     def _encode(self, prompt: str | list[int]) -> list[int]:
         return self.llm.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
 
-    def _chat(self, asked: ChatAsked) -> list[int]:
+    def _chat(self, asked: ChatAsked, given: list[dict[str, Any]] | None) -> list[int]:
         if not asked.messages:
             raise BadInput("messages is empty: give at least one message.")
-        return self.llm.tokenizer.chat(
-            [_as_text(m) for m in asked.messages], self._tools(asked) or None, asked.chat_template_kwargs
-        )
+        messages = [_as_text(m) for m in asked.messages]
+        return self.llm.tokenizer.chat(messages, given, asked.chat_template_kwargs)
 
     @staticmethod
     async def _beside(make: Any, what: Any, size: int) -> list[int]:
@@ -94,19 +98,10 @@ class Answers:
             raise BadInput("tool_choice needs tools.")
         if not asked.tools or asked.tool_choice == "none":
             return []
-        tools.check(asked.tools, asked.tool_choice)
+        tools.check(asked.tools)
         if not tools.is_known(getattr(self.llm.tokenizer.hf, "chat_template", None)):
             raise BadInput("tools are not available with this model: its chat template has no <tool_call>.")
         return asked.tools
-
-    def _with_calls(self, asked: ChatAsked, params: SamplingParams) -> SamplingParams:
-        """Where a call is required, the answer has its form; else a model may write one."""
-        if not self._tools(asked) or asked.tool_choice in (None, "auto"):
-            return params
-        if params.structured_outputs is not None:
-            raise BadInput("A required tool and a response_format both say what form the answer has: leave one out.")
-        usable = tools.check(asked.tools or [], asked.tool_choice)
-        return replace(params, structured_outputs=tools.form(usable, asked.parallel_tool_calls))
 
     # ------------------------------------------------------------------ pieces
     async def pieces(self, order: Order) -> AsyncGenerator[Piece, None]:
@@ -140,9 +135,7 @@ class Answers:
                 else:
                     yield event
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await end(*tasks)
 
     async def _stream(self, order: Order, i: int) -> AsyncGenerator[Piece, None]:
         chunks = self.llm.astream(order.prompts[i], order.params, speculative=order.asked.speculation())
@@ -160,9 +153,7 @@ class Answers:
         try:
             outputs = await asyncio.gather(*began)
         except BaseException:
-            for task in began:
-                task.cancel()
-            await asyncio.gather(*began, return_exceptions=True)
+            await end(*began)
             self.meters.abandoned(order.count)
             raise
         done = [completion for output in outputs for completion in output.completions]
@@ -216,15 +207,13 @@ class Answers:
                     stats[index] = chunk.stats
                 out = frame | {"choices": [self._delta(order, index, chunk, voices[index])]}
                 if options is not None and options.include_usage:
-                    out["usage"] = (
-                        usage(order, [stats[i] for i in sorted(stats)]) if options.continuous_usage_stats else None
-                    )
+                    out["usage"] = usage(order, _in_order(stats)) if options.continuous_usage_stats else None
                 yield out
         last: dict[str, Any] = {}
         if options is not None and options.include_usage:
-            last["usage"] = usage(order, [stats[i] for i in sorted(stats)])
+            last["usage"] = usage(order, _in_order(stats))
         if order.asked.metrics:
-            last["metrics"] = metrics(list(stats.values()))
+            last["metrics"] = metrics(_in_order(stats))
         if last:
             yield frame | {"choices": []} | last
 
@@ -274,6 +263,16 @@ class Answers:
         }
 
 
+def _with_calls(asked: ChatAsked, given: Sequence[dict[str, Any]], params: SamplingParams) -> SamplingParams:
+    """Where a call is required, the answer has its form; else a model may write one."""
+    if asked.tool_choice in (None, "auto"):
+        return params
+    if params.structured_outputs is not None:
+        raise BadInput("A required tool and a response_format both say what form the answer has: leave one out.")
+    form = tools.form(tools.usable(given, asked.tool_choice), asked.parallel_tool_calls)
+    return replace(params, structured_outputs=form)
+
+
 class Voice:
     """One choice of a streamed answer: who has spoken, and how many tools were called."""
 
@@ -300,6 +299,10 @@ def _read_calls(reads: bool, text: str) -> tuple[str, list[Call]]:
         return text, []
     found = list(ToolReader().feed(text, last=True))
     return "".join(one for one in found if isinstance(one, str)), [one for one in found if isinstance(one, Call)]
+
+
+def _in_order(stats: Mapping[int, Stats]) -> list[Stats]:
+    return [stats[i] for i in sorted(stats)]
 
 
 def _is_chat(order: Order) -> bool:

@@ -61,8 +61,8 @@ def create_app(llm: LLM, settings: ServerSettings | None = None) -> FastAPI:
             order = await answers.order(asked)
             headers = {"x-request-id": order.id}
             if not asked.stream:
-                return JSONResponse(await unless_left(request, answers.whole(order)), headers=headers)
-            events = await unless_left(request, Begun.of(answers.stream(order)))  # so a mistake is no 200
+                return JSONResponse(await unless_left(request.receive, answers.whole(order)), headers=headers)
+            events = await unless_left(request.receive, Begun.of(answers.stream(order)))  # so a mistake is no 200
             return EventStream(events, headers, inside.pop_all().close)
 
     @app.post("/v1/completions")

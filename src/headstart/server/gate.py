@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import hmac
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from starlette._utils import get_route_path
 from starlette.datastructures import Headers
@@ -33,7 +33,7 @@ class Gate:
     keys: Sequence[str] = ()
     inside: int = 0
     turned_away: int = 0
-    closing: bool = field(default=False)
+    closing: bool = False
 
     def knows(self, authorization: str | None) -> bool:
         """Is this one of the keys? It takes as long for each of them, whatever was sent."""

@@ -58,7 +58,7 @@ class Metrics(Collector):
 
     def __init__(self, llm: LLM, gate: Gate, model: str, prefix: str = "headstart") -> None:
         self.llm, self.gate, self.prefix, self.meter = llm, gate, prefix, Meter()
-        self._labels = {"model_name": model}
+        self._model = model
         self._ended: dict[str, int] = defaultdict(int)  # requests, by why
         self._sums: dict[str, float] = defaultdict(float)
         self.registry = CollectorRegistry(auto_describe=False)
@@ -174,7 +174,7 @@ class Metrics(Collector):
     ) -> Metric:
         family = kind(f"{self.prefix}:{name}", text, labels=["model_name", *more])
         for labels, value in found:
-            family.add_metric([self._labels["model_name"], *(labels[k] for k in more)], value)
+            family.add_metric([self._model, *(labels[k] for k in more)], value)
         return family
 
 

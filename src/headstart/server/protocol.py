@@ -228,6 +228,6 @@ def now() -> int:
     return int(time.time())
 
 
-def error(message: str, kind: str = "invalid_request_error", param: str | None = None) -> Mapping[str, Any]:
+def error(message: str, kind: str = "invalid_request_error") -> Mapping[str, Any]:
     """As OpenAI's clients expect it."""
-    return {"error": {"message": message, "type": kind, "param": param, "code": None}}
+    return {"error": {"message": message, "type": kind, "param": None, "code": None}}

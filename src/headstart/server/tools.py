@@ -13,6 +13,7 @@ from typing import Any
 
 from headstart.errors import BadInput
 from headstart.server.protocol import new_id
+from headstart.text import begun
 
 BEGIN, END = "<tool_call>", "</tool_call>"
 
@@ -42,22 +43,24 @@ def _call(function: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def check(tools: Sequence[Any], choice: Any) -> list[dict[str, Any]]:
-    """The tools that may be called. Says what is wrong with them."""
+def check(tools: Sequence[Any]) -> None:
+    """Says what is wrong with them."""
     for tool in tools:
         function = tool.get("function") if isinstance(tool, Mapping) else None
         if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
             raise BadInput('Each tool should be {"type": "function", "function": {"name": ..., "parameters": {...}}}.')
+
+
+def usable(tools: Sequence[dict[str, Any]], choice: Any) -> Sequence[dict[str, Any]]:
+    """Those that may be called: the one that was chosen, or all."""
     if not isinstance(choice, Mapping):
-        return list(tools)
+        return tools
     function = choice.get("function")
     name = function.get("name") if isinstance(function, Mapping) else None
-    found = [tool for tool in tools if tool["function"]["name"] == name]
-    if not found:
-        raise BadInput(
-            f"tool_choice names {name!r}, which is none of the tools: {', '.join(t['function']['name'] for t in tools)}."
-        )
-    return found
+    names = [tool["function"]["name"] for tool in tools]
+    if name not in names:
+        raise BadInput(f"tool_choice names {name!r}, which is none of the tools: {', '.join(names)}.")
+    return [tools[names.index(name)]]
 
 
 @dataclass(frozen=True)
@@ -94,7 +97,7 @@ class ToolReader:
             yield from self._calls(self._held) if self._inside else _shown(self._held)
             self._held = ""
         elif not self._inside:
-            shown = len(self._held) - _partial(self._held, BEGIN)
+            shown = len(self._held) - begun(self._held, [BEGIN])
             before = self._held[:shown].rstrip()
             if before:
                 self._held = self._held[len(before) :]
@@ -121,8 +124,3 @@ class ToolReader:
 def _shown(text: str) -> list[str]:
     """White space around calls is none of the answer."""
     return [text] if text.strip() else []
-
-
-def _partial(text: str, word: str) -> int:
-    """Length of the longest end of the text that begins this word."""
-    return next((n for n in range(min(len(word) - 1, len(text)), 0, -1) if word.startswith(text[-n:])), 0)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from typing import Any, TypeVar
 
-from fastapi import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
@@ -34,18 +34,23 @@ async def _left(receive: Receive) -> None:
         pass
 
 
-async def unless_left(request: Request, work: Awaitable[T]) -> T:
+async def end(*tasks: asyncio.Future[Any]) -> None:
+    """Cancel what still runs, and wait until it has put everything away."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def unless_left(receive: Receive, work: Awaitable[T]) -> T:
     """The result of this work; cancelled, where the client leaves first."""
-    task, watch = asyncio.ensure_future(work), asyncio.create_task(_left(request.receive))
+    task, watch = asyncio.ensure_future(work), asyncio.create_task(_left(receive))
     try:
         await asyncio.wait({task, watch}, return_when=asyncio.FIRST_COMPLETED)
         if task.done():
             return task.result()
         raise ClientLeft
     finally:
-        for one in (task, watch):
-            one.cancel()
-        await asyncio.gather(task, watch, return_exceptions=True)
+        await end(task, watch)
 
 
 class Begun:
@@ -89,13 +94,10 @@ class EventStream(Response):
         self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no", **(headers or {})})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        pump, watch = asyncio.create_task(self._pump(send)), asyncio.create_task(_left(receive))
         try:
-            await asyncio.wait({pump, watch}, return_when=asyncio.FIRST_COMPLETED)
+            with contextlib.suppress(ClientLeft):
+                await unless_left(receive, self._pump(send))
         finally:
-            for task in (pump, watch):
-                task.cancel()
-            await asyncio.gather(pump, watch, return_exceptions=True)
             await self.events.aclose()
             self.after()
 
