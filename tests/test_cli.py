@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import socket
 import subprocess
 import sys
 from dataclasses import fields
@@ -261,12 +262,24 @@ def test_a_server_is_set_up_by_flags_the_environment_and_a_file(tmp_path: Path, 
         ("a.toml", b'log_level = "loud"', "is not known"),
         ("a.toml", b'api_key_file = "/no/such/file"', "cannot be read"),
         ("a.toml", b"show_config = true", "unknown option"),
+        ("a.toml", b'max_body = "lots"', "--max-body 'lots'"),
+        ("a.toml", b"port = 99999", "0 to 65535"),
+        ("a.toml", b'host = "256.1.1.1"', "cannot be served"),
+        ("a.toml", b'ssl_certfile = "/no/such/cert.pem"', "--ssl-certfile"),
+        ("a.toml", b'ssl_keyfile = "/no/such/key.pem"', "--ssl-certfile"),
     ],
 )
 def test_a_mistake_in_a_servers_file_is_one_sentence(tmp_path: Path, name: str, text: bytes, words: str) -> None:
     (tmp_path / name).write_bytes(text)
     result = headstart("serve", "--config", str(tmp_path / name), "-m", "/no/such/model", code=2)
     assert result.stderr.startswith("headstart: ") and words in result.stderr and len(result.stderr.splitlines()) == 1
+
+
+def test_a_port_that_is_taken_is_said_before_a_model_is_loaded() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        result = headstart("serve", "--port", port, "-m", "/no/such/model", code=2)
+    assert f"127.0.0.1:{port} cannot be served: Address already in use" in result.stderr
 
 
 # ------------------------------------------------------------------ errors

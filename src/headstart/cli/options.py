@@ -164,11 +164,11 @@ UNITS = {"": 1, "B": 1} | {
 }
 
 
-def parse_bytes(text: str) -> int:
+def parse_bytes(text: str, flag: str = "--kv-memory") -> int:
     """'2GB', '512MiB', '1.5g' or '1000000' -> bytes. A bare letter counts by 1024."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", text, re.IGNORECASE)
     if match is None or match[2].upper() not in UNITS:
-        raise BadInput(f"--kv-memory {text!r} is not an amount of memory: write it like 2GB, 512MiB or 1000000.")
+        raise BadInput(f"{flag} {text!r} is not an amount of memory: write it like 2GB, 512MiB or 1000000.")
     return int(float(match[1]) * UNITS[match[2].upper()])
 
 

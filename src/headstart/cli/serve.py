@@ -178,16 +178,17 @@ def serve(
         server.served_model_name or os.path.basename(engine.model.rstrip("/")) or engine.model,
         keys,
         server.max_queue,
-        parse_bytes(server.max_body),
+        parse_bytes(server.max_body, "--max-body"),
         server.max_prompt_tokens,
         server.max_output_tokens,
         server.cors_origin or (),
         server.metrics_prefix,
     )
     address = Address(server.host, server.port, server.ssl_certfile, server.ssl_keyfile, server.root_path)
+    door = address.bind()  # what is wrong with it is said before a model is loaded
     with engine.open(spec, max_num_seqs=server.max_num_seqs, max_batch_tokens=server.max_batch_tokens) as llm:
         note(f"Serving {settings.name} at {address.url}/v1. Ctrl-C ends.")
-        run(create_app(llm, settings), address, server.drain, server.log_level)
+        run(create_app(llm, settings), address, door, server.drain, server.log_level)
 
 
 def _resolved(ctx: typer.Context) -> str:

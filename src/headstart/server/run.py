@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
+import socket
+import ssl
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,6 +14,8 @@ from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
+
+from headstart.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -25,6 +29,23 @@ class Address:
     @property
     def url(self) -> str:
         return f"http{'s' if self.ssl_certfile else ''}://{self.host}:{self.port}{self.root_path}"
+
+    def bind(self) -> socket.socket:
+        """A socket that is ours, and does not listen yet."""
+        if self.ssl_certfile or self.ssl_keyfile:
+            try:
+                ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(self.ssl_certfile or "", self.ssl_keyfile)
+            except OSError as error:  # ssl.SSLError is one
+                raise ConfigError(f"--ssl-certfile and --ssl-keyfile cannot be used: {error}.") from error
+        door = socket.socket(socket.AF_INET6 if ":" in self.host else socket.AF_INET)
+        door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            door.bind((self.host, self.port))
+        except (OSError, OverflowError) as error:
+            door.close()
+            why = getattr(error, "strerror", None) or "a port is a number from 0 to 65535"
+            raise ConfigError(f"{self.host}:{self.port} cannot be served: {why}. See --host and --port.") from error
+        return door
 
 
 class Server(uvicorn.Server):
@@ -50,9 +71,9 @@ class Server(uvicorn.Server):
                 signal.signal(s, handler)
 
 
-def serve(app: FastAPI, address: Address, drain: float = 30.0, log_level: str = "warning") -> None:
+def serve(app: FastAPI, address: Address, door: socket.socket, drain: float = 30.0, log_level: str = "warning") -> None:
     config = uvicorn.Config(
         app, address.host, address.port, log_level=log_level, access_log=False, timeout_graceful_shutdown=int(drain),
         ssl_certfile=address.ssl_certfile, ssl_keyfile=address.ssl_keyfile, root_path=address.root_path, lifespan="off",
     )  # fmt: skip
-    asyncio.run(Server(config).serve())
+    asyncio.run(Server(config).serve(sockets=[door]))
