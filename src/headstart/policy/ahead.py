@@ -31,6 +31,8 @@ from headstart.policy.shares import Share, heat_of
 EVERY = 16  # steps for which a decision holds,
 SOON = 4  # and where requests are new
 DECIDING = 0.006  # share of the time that decisions may take: with many requests, they are taken less often
+USUAL = 2e-4  # seconds of a decision, at first,
+LONGER = 1.5  # and how many times the last one it may be: what takes much longer was held up by something else
 TOKENS = 128.0  # of an answer, until some have been seen
 LEAST = 0.04  # a mode should bring so much more than none: its chances are guesses
 BEGIN = 0.03  # and so much more again where nobody drafts now: to begin takes a step or two
@@ -84,7 +86,7 @@ class AheadPolicy:
         self._drafts = False  # if anything was
         self._company = 0  # at the last decision
         self._kind: tuple[int, dict[int, int]] | None = None  # of the last step: how many there were, and who drafted
-        self._time, self._cost = 1.0, 0.0  # seconds saved up for decisions, and those of the last one
+        self._time, self._cost = 1.0, USUAL  # seconds saved up for decisions, and those that one takes
         self._reads: dict[tuple[Any, ...], bool] = {}  # whether such prompts are read, until more is known
         self._purse = 0.0  # seconds saved up for trials,
         self._purses: dict[str, float] = {}  # and what drafters have got of them
@@ -231,7 +233,7 @@ class AheadPolicy:
             if guest.mode is None:
                 for known in guest.owns.values():
                     known.fade()
-        self._cost = self.clock() - began
+        self._cost = min(self.clock() - began, LONGER * self._cost)
         self._time = min(self._time, 2 * self._cost) - self._cost
 
     def _choose(self, guests: Sequence[Guest], members: Members, load: Load) -> dict[int, Mode]:

@@ -141,6 +141,7 @@ class Outcomes:
         self._survival: dict[tuple[str, bool, int], Survival] = {}  # by drafter, whether it branches, and heat
         self._general: dict[tuple[Mode, int], list[float]] = {}  # what follows from it, until more is heard,
         self._sums: dict[tuple[Mode, int], list[float]] = {}  # and down to each depth
+        self._guessed: set[tuple[str, bool, int]] = set()  # those that others were asked about, until more is heard
 
     def digest(self, guests: Sequence[Guest], modes: Sequence[Mode], steps: int) -> None:
         """So many steps are over: read their logs."""
@@ -150,12 +151,16 @@ class Outcomes:
                 known.wane(steps)
         faded: set[int] = set()
         for guest in guests:
-            for number in {n // CODE for n in guest.log}:
-                tally = {n % CODE: count for n, count in guest.log.items() if n // CODE == number}
-                self._hear(guest, modes[number], tally, faded)
-            guest.log.clear()
+            if guest.log:
+                tallies: dict[int, Tally] = {}
+                for note, count in guest.log.items():
+                    tallies.setdefault(note // CODE, {})[note % CODE] = count
+                for number, tally in tallies.items():
+                    self._hear(guest, modes[number], tally, faded)
+                guest.log.clear()
         self._general.clear()
         self._sums.clear()
+        self._guessed.clear()
 
     def _hear(self, guest: Guest, mode: Mode, tally: Tally, faded: set[int]) -> None:
         known, reached = self._of(mode, guest.heat), _reached(tally, mode.depth)
@@ -210,12 +215,13 @@ class Outcomes:
 
     def _of(self, mode: Mode, heat: int) -> Survival:
         """Where such drafts were never seen, others of the same drafter are the best guess."""
-        wide, name = mode.nodes > mode.depth, mode.drafter
-        known = self._survival.get((name, wide, heat))
+        key = mode.drafter, mode.nodes > mode.depth, heat
+        known = self._survival.get(key)
         if known is None:
-            known = self._survival[name, wide, heat] = Survival(())
-        if known.tries < 1:
-            known.before = self._guess(name, wide, heat)
+            known = self._survival[key] = Survival(())
+        if known.tries < 1 and key not in self._guessed:
+            known.before = self._guess(*key)
+            self._guessed.add(key)
         return known
 
     def _guess(self, name: str, wide: bool, heat: int) -> list[float]:
