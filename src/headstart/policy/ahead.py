@@ -234,7 +234,8 @@ class AheadPolicy:
                 for known in guest.owns.values():
                     known.fade()
         self._cost = min(self.clock() - began, LONGER * self._cost)
-        self._time = min(self._time, 2 * self._cost) - self._cost
+        if not self.rehearses:
+            self._time = max(0.0, min(self._time, 2 * self._cost)) - self._cost
 
     def _choose(self, guests: Sequence[Guest], members: Members, load: Load) -> dict[int, Mode]:
         """Whoever it pays for drafts the way that pays most; then those whom that drafter may not serve. Or somebody drafts to
