@@ -178,7 +178,9 @@ class AheadPolicy:
             return self._answers if requests else []
         guests = [self._guests.get(r.id) or self._guest(r) for r in requests]
         new = [r for r, g in zip(requests, guests, strict=True) if not g.decided]
-        if new or self._steps >= self._due:
+        if load.room > 0 and (
+            new or self._steps >= self._due
+        ):  # else prompts fill the step: who drafts, is decided later
             turned = len(requests) > 2 * self._company or 2 * len(requests) < self._company
             if self._time >= self._cost or turned or self.rehearses or (self._trying and self._steps >= self._due):
                 self._decide(requests, guests, load)
