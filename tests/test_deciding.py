@@ -236,6 +236,51 @@ def test_a_decision_holds_until_there_is_time_for_the_next() -> None:
     assert not p.holds()
 
 
+def slow_clock(p: AheadPolicy, *ticks: float) -> None:
+    """Its decisions take so long, in turn."""
+    times = itertools.accumulate(itertools.chain.from_iterable((0.0, t) for t in itertools.cycle(ticks)))
+    p.clock = lambda: next(times)
+
+
+def decisions(p: AheadPolicy, steps: int) -> int:
+    device, made = Device(p), []
+    decide = p._decide
+    p._decide = lambda *args: (made.append(1), decide(*args))[1]
+    running = [device._request("code", i, 10_000) for i in range(8)]
+    for _ in range(steps):
+        device._step(running)
+    p._decide = decide
+    return len(made)
+
+
+def test_decisions_of_a_rehearsal_are_not_owed() -> None:
+    p = policy()
+    slow_clock(p, 2e-4)
+    rehearsed = policy()
+    slow_clock(rehearsed, 2e-4)
+    rehearsed.rehearses = True
+    for _ in range(100):
+        rehearsed.order(CHAIN)
+        decisions(rehearsed, 1)
+    rehearsed.rehearses, rehearsed._due = False, 0
+    assert decisions(rehearsed, 1000) >= 0.9 * decisions(p, 1000) > 10
+
+
+def test_a_decision_that_something_held_up_does_not_put_off_the_next() -> None:
+    p, often = policy(), policy()
+    slow_clock(often, 2e-4)
+    slow_clock(p, *[2e-4] * 9, 2e-2)
+    assert decisions(p, 1000) >= 0.6 * decisions(often, 1000)
+
+
+def test_nothing_is_decided_where_prompts_fill_the_step() -> None:
+    p = policy()
+    Device(p)
+    requests = [Device._request("code", i, 100) for i in range(4)]
+    assert p.ask(requests, [{}] * 4, Load(4, 0, 512, 100.0, 0)) == [{}] * 4
+    assert all(p.ask(requests, [{}] * 4, Load(4, 0, 0, 100.0, 64)))
+
+
 def test_a_head_rests_where_it_does_not_serve_and_not_for_the_others() -> None:
     """Both kinds are greedy, so nothing but their own drafts tells them apart."""
     device = Device(policy())
