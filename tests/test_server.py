@@ -77,6 +77,64 @@ def offline(llm: LLM, prompt=PROMPT, **params) -> str:
     return llm.generate(prompt, SamplingParams(**params))[0].text
 
 
+# ------------------------------------------------------------------ what the page needs
+def events(url: str, **body) -> list[dict]:
+    with httpx.stream("POST", f"{url}/v1/completions", json={"stream": True} | body, timeout=30) as answer:
+        lines = [line.removeprefix("data: ") for line in answer.iter_lines() if line]
+    return [json.loads(line) for line in lines if line != "[DONE]"]
+
+
+def test_drafts_are_shown_with_the_text_that_came_of_them(llm, url) -> None:
+    favoured = {str(t): 20.0 for t in llm.tokenizer.encode(PROMPT)[:2]}  # so it repeats itself, and n-grams are right
+    how = dict(max_tokens=40, temperature=0, ignore_eos=True, logit_bias=favoured)
+    told = events(url, prompt=PROMPT, show_drafts=True, return_token_ids=True, **how)
+    choices = [c for event in told for c in event["choices"]]
+    tokens = [t for c in choices for t in c["token_ids"]]
+    text = "".join(c["text"] for c in choices)
+    assert text == offline(llm, **how)
+    shown = [c["speculation"] for c in choices]
+    assert "".join(piece for s in shown for piece, *_ in s["pieces"]) == text
+    assert [s["step"] for s in shown if s["tokens"]] == list(range(len([s for s in shown if s["tokens"]])))
+    places = {(s["step"], i) for s in shown for i in range(len(s["tokens"]))}
+    assert {(step, place) for s in shown for _, step, place in s["pieces"]} <= places
+    assert sum(len(s["tokens"]) for s in shown) == len(tokens)
+    drafted = [s for s in shown if s["draft"]["tokens"]]
+    assert any(s["draft"]["accepted"] for s in drafted)
+    for s in drafted:
+        draft, path = s["draft"], s["draft"]["accepted"]
+        assert len(draft["tokens"]) == len(draft["parents"]) == len(draft["origins"])
+        assert [draft["parents"][n] for n in path] == [-1, *path][: len(path)], "one path from the root down"
+        assert s["tokens"][: len(path)] == [draft["tokens"][n] for n in path]
+        assert s["origins"] == ["ngram"] * len(path) + [None] * (len(s["tokens"]) - len(path))
+
+
+def test_drafts_are_shown_in_streams_alone(url) -> None:
+    answer = httpx.post(f"{url}/v1/completions", json={"prompt": "a", "show_drafts": True})
+    assert answer.status_code == 400 and "show_drafts is for stream=true" in answer.json()["error"]["message"]
+
+
+def test_the_server_tells_what_it_has_done(url) -> None:
+    before = httpx.get(f"{url}/stats").json()
+    events(url, prompt=PROMPT, max_tokens=30, temperature=0, ignore_eos=True)
+    after = httpx.get(f"{url}/stats").json()
+    assert after["tokens"] == before["tokens"] + 30 and after["steps"] > before["steps"] and after["running"] == 0
+    ngram = after["drafters"]["ngram"]
+    assert sum(ngram["accepted_by_position"].values()) == ngram["accepted"] <= ngram["drafted"]
+    assert after["model"] == "tiny" and after["why"] and after["policy"]["policy"] == "fixed"
+
+
+def test_the_page_is_whole_and_asks_nobody_else(llm) -> None:
+    with serving(llm, keys=["secret"]) as url:
+        page = httpx.get(url)
+        assert page.status_code == 200 and page.headers["content-type"].startswith("text/html")
+        policy = page.headers["content-security-policy"]
+        assert "default-src 'none'" in policy and "unsafe" not in policy
+        for name in ("page.js", "page.css"):
+            assert name in page.text and httpx.get(f"{url}/{name}").status_code == 200
+            assert "http://" not in httpx.get(f"{url}/{name}").text.replace("http://www.w3.org/2000/svg", "")
+        assert httpx.get(f"{url}/stats").status_code == 401, "numbers need a key, the page itself does not"
+
+
 # ------------------------------------------------------------------ OpenAI's client
 def test_completions_are_those_of_the_library(llm, client) -> None:
     out = client.completions.create(model="tiny", prompt=PROMPT, max_tokens=24, temperature=0.8, seed=7)

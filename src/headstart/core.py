@@ -327,6 +327,7 @@ class Request:
     stats: Stats = field(default_factory=Stats)
     arrived: float = 0.0
     streams: bool = True  # somebody reads along; else its text is made at the end, at once
+    shows_drafts: bool = False  # and wants to see what was drafted
     space: int = 0  # KV is shared within one: a drafter that keeps its own beside the target's needs to have read it,
     unread: int | None = None  # or knows that it has not, from this token on
     booked: tuple[float, ...] | None = None  # seconds that the engine had counted when they were last told to `stats`
@@ -394,6 +395,10 @@ class Tree:
     @staticmethod
     def chain(tokens: Sequence[int]) -> Tree:
         return Tree(list(tokens), list(range(-1, len(tokens) - 1)))
+
+    def copy(self) -> Tree:
+        """With lists of its own."""
+        return Tree(*(list(value) if value is not None else None for value in vars(self).values()))  # type: ignore[arg-type]
 
 
 @dataclass
@@ -725,3 +730,5 @@ class Chunk:
     stats: Stats | None = None  # of the request so far
     completion: Completion | None = None  # whole, on the last piece
     logprobs: list[TokenLogprobs] | None = None  # of these tokens, where they were asked for
+    draft: Tree | None = None  # that was verified in this step, where somebody wants to see it,
+    accepted: list[int] = field(default_factory=list)  # and which of its nodes were

@@ -6,9 +6,9 @@ Stop strings need the text of a token before the next step may begin; all other 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from headstart.core import Chunk, Request, TokenLogprobs
+from headstart.core import Chunk, Request, TokenLogprobs, Tree
 from headstart.errors import RequestFailed
 from headstart.text import TextStream
 
@@ -25,6 +25,8 @@ class Parcel:
     from_draft: list[bool]  # empty where nobody reads along
     finish_reason: str | None = None  # as it was with these tokens
     logprobs: list[TokenLogprobs] | None = None
+    draft: Tree | None = None  # where somebody wants to see it,
+    accepted: list[int] = field(default_factory=list)  # and which of its nodes were
 
 
 class Delivery:
@@ -69,7 +71,10 @@ class Delivery:
             text = stream.take()
         reason, why = parcel.finish_reason, request.stop_reason if parcel.finish_reason else None
         stats = request.stats.copy()
-        return Chunk(text, parcel.tokens, parcel.from_draft, 0, reason, why, stats, logprobs=parcel.logprobs)
+        return Chunk(
+            text, parcel.tokens, parcel.from_draft, 0, reason, why, stats,
+            logprobs=parcel.logprobs, draft=parcel.draft, accepted=parcel.accepted,
+        )  # fmt: skip
 
     def forget(self, request: Request) -> None:
         self.streams.pop(request.id, None)

@@ -813,7 +813,7 @@ class Engine:
         if request.params.logprobs is not None:
             at = [root, *(root + 1 + n for n in accepted)][:kept]
             request.logprobs += sampling.logprobs(forward.logits[at], new[:kept], request.params.logprobs)
-        self._post(request, new[:kept], len(accepted))
+        self._post(request, new[:kept], accepted, draft)
         return kept
 
     def _emit_run(self, request: Request, ran: list[int]) -> None:
@@ -822,14 +822,17 @@ class Engine:
         request.computed = len(request.tokens) - 1
         request.stats.tokens += kept
         request.stats.steps += kept
-        self._post(request, ran[:kept], 0)
+        self._post(request, ran[:kept], [], NO_TREE)
 
-    def _post(self, request: Request, new: list[int], accepted: int) -> None:
+    def _post(self, request: Request, new: list[int], accepted: list[int], draft: Tree) -> None:
         """To be delivered: each piece where somebody reads along, else the whole when it is there."""
         if request.streams:
-            drafted = [i < accepted for i in range(len(new))]
+            drafted = [i < len(accepted) for i in range(len(new))]
             told = request.logprobs[-len(new) :] if request.params.logprobs is not None else None
-            self._parcels.append(Parcel(request, new, drafted, request.finish_reason, told))
+            parcel = Parcel(request, new, drafted, request.finish_reason, told)
+            if request.shows_drafts:  # the tree itself may be written over by the next step
+                parcel.draft, parcel.accepted = draft.copy(), accepted[: len(new)]
+            self._parcels.append(parcel)
         elif request.finish_reason is not None:
             self._parcels.append(Parcel(request, request.output, [], request.finish_reason))
 

@@ -209,10 +209,16 @@ class LLM:
 
     # ------------------------------------------------------------------ streams
     def stream(
-        self, prompt: Prompt, params: SamplingParams | None = None, *, speculative: Any = None
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        speculative: Any = None,
+        show_drafts: bool = False,
     ) -> Iterator[Chunk]:
-        """Pieces of the answer as they are committed. Leaving the loop early cancels the request."""
-        job = self._job(prompt, params, speculative)
+        """Pieces of the answer as they are committed. Leaving the loop early cancels the request. With `show_drafts`, each
+        piece carries the draft that was verified for it, and which of its nodes were accepted."""
+        job = self._job(prompt, params, speculative, show_drafts=show_drafts)
         inbox: queue.SimpleQueue[tuple[Request, Chunk | BaseException]] = queue.SimpleQueue()
         self._loop.submit(job.requests, lambda r, c: inbox.put((r, c)))
         try:
@@ -222,9 +228,14 @@ class LLM:
             self._cancel(job)
 
     async def astream(
-        self, prompt: Prompt, params: SamplingParams | None = None, *, speculative: Any = None
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        speculative: Any = None,
+        show_drafts: bool = False,
     ) -> AsyncIterator[Chunk]:
-        job = self._job(prompt, params, speculative)
+        job = self._job(prompt, params, speculative, show_drafts=show_drafts)
         async with aclosing(self._listen(job)) as chunks:
             async for chunk in chunks:
                 yield chunk
@@ -283,7 +294,14 @@ class LLM:
             raise BadInput(f"{len(prompts)} prompts but {len(many)} sampling parameters.")
         return [self._job(prompt, p, speculative, streams=False) for prompt, p in zip(prompts, many, strict=True)]
 
-    def _job(self, prompt: Prompt, params: SamplingParams | None, speculative: Any, streams: bool = True) -> _Job:
+    def _job(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None,
+        speculative: Any,
+        streams: bool = True,
+        show_drafts: bool = False,
+    ) -> _Job:
         """One prompt becomes n requests that differ in their seeds."""
         from headstart.noise import derive_seed
 
@@ -310,6 +328,7 @@ class LLM:
                 speculation=own,
                 arrived=now,
                 streams=streams,
+                shows_drafts=show_drafts,
             )
             for s, p, form in zip(seeds, [first] + [others] * (params.n - 1), forms, strict=True)
         ]

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
 
 
 class TextStream:
@@ -68,6 +72,31 @@ class TextStream:
         end, at, self.stopped_by = min(hits)
         self.text = self.text[: end if self._include_stop else at]
         return True
+
+
+class Spans(Generic[T]):
+    """Which token each piece of an answer came from, by a mark that tokens are given. The text may trail its tokens: some of it
+    is held back."""
+
+    def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
+        self._stream = TextStream(decode)
+        self._due: deque[tuple[int, T]] = deque()  # characters that are still to come, and their token's mark
+
+    def cut(self, tokens: Iterable[tuple[int, T]], text: str) -> list[tuple[str, T | None]]:
+        """New tokens with their marks, and the text that became visible with them, in pieces."""
+        for token, mark in tokens:
+            before = len(self._stream.text)
+            self._stream.push(token)
+            self._due.append((len(self._stream.text) - before, mark))
+        out: list[tuple[str, T | None]] = []
+        while text:
+            length, own = self._due.popleft() if self._due else (len(text), None)
+            if length > len(text):
+                self._due.appendleft((length - len(text), own))  # type: ignore[arg-type]
+            if length:
+                out.append((text[:length], own))
+            text = text[length:]
+        return out
 
 
 def begun(text: str, words: Sequence[str]) -> int:

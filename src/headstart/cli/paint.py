@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections import deque
 from collections.abc import Callable, Sequence
 
 from headstart.core import Chunk
-from headstart.text import TextStream
+from headstart.text import Spans
 
 ACCEPTED = "green"
 Piece = tuple[str, bool]  # text, and whether it was drafted
@@ -18,29 +17,14 @@ _VISIBLE = (
 
 
 class Painter:
-    """Splits one answer's text into drafted and own pieces. The text may trail its tokens: some of it is held back."""
+    """Splits one answer's text into drafted and own pieces."""
 
     def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
-        self._stream = TextStream(decode)
-        self._spans: deque[tuple[int, bool]] = deque()  # characters that are due, and whether they were drafted
+        self._spans: Spans[bool] = Spans(decode)
 
     def pieces(self, chunk: Chunk) -> list[Piece]:
-        for token, drafted in zip(chunk.token_ids, chunk.from_draft, strict=True):
-            before = len(self._stream.text)
-            self._stream.push(token)
-            self._spans.append((len(self._stream.text) - before, drafted))
-        return self._cut(chunk.text)
-
-    def _cut(self, text: str) -> list[Piece]:
-        out: list[Piece] = []
-        while text:
-            length, drafted = self._spans.popleft() if self._spans else (len(text), False)
-            if length > len(text):
-                self._spans.appendleft((length - len(text), drafted))
-            if length:
-                out.append((text[:length], drafted))
-            text = text[length:]
-        return out
+        marked = zip(chunk.token_ids, chunk.from_draft, strict=True)
+        return [(text, bool(drafted)) for text, drafted in self._spans.cut(marked, chunk.text)]
 
 
 class Printer:

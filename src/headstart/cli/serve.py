@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,7 +21,7 @@ from headstart.progress import note, set_quiet
 SERVER, LIMITS, SAFETY = "Server", "Limits", "Security"
 LEVELS = ("debug", "info", "warning", "error")
 SECRET = ("api_key",)
-OWN = ("config", "show_config", "help")  # that no file sets
+OWN = ("config", "show_config", "print_grafana", "help")  # that no file sets
 
 
 def _read_config(ctx: typer.Context, path: str | None) -> str | None:
@@ -84,6 +86,17 @@ class ServerOptions:
         float, option("--drain", help="Seconds that what runs may take when the server is told to stop.", panel=SERVER)
     ] = 30.0
     log_level: Annotated[str, option("--log-level", help="debug, info, warning or error.", panel=SERVER)] = "warning"
+    log_format: Annotated[
+        str, option("--log-format", help="text, or json: one object on each line.", panel=SERVER)
+    ] = "text"
+    otlp_endpoint: Annotated[
+        str | None,
+        option(
+            "--otlp-endpoint",
+            help="OpenTelemetry collector that gets a span for each request: http://localhost:4318. [default: none]",
+            panel=SERVER,
+        ),
+    ] = None
     metrics_prefix: Annotated[
         str,
         option(
@@ -150,6 +163,9 @@ def serve(
     show_config: Annotated[
         bool, option("--show-config", help="Print the options as they are resolved, and leave.")
     ] = False,
+    print_grafana: Annotated[
+        bool, option("--print-grafana", help="Print a Grafana dashboard for this server's metrics, and leave.")
+    ] = False,
     quiet: Quiet = False,
 ) -> None:
     """Serve a model with OpenAI's API.
@@ -160,19 +176,26 @@ def serve(
     Example: `headstart serve smollm2 --port 8001`, then
     `curl localhost:8001/v1/completions --json '{"prompt": "Once upon a time"}'`
     """
-    set_quiet(quiet)
+    set_quiet(quiet or server.log_format == "json")  # who reads objects wants nothing between them
     if show_config:
         print(_resolved(ctx), end="")
         return
+    if print_grafana:
+        print(dashboard(server.metrics_prefix), end="")
+        return
     try:
         from headstart.server.app import ServerSettings, create_app
+        from headstart.server.logs import FORMS
         from headstart.server.run import Address
         from headstart.server.run import serve as run
+        from headstart.server.tracing import Tracing
     except ImportError as error:
         raise ConfigError(f"headstart serve needs {error.name}: pip install 'headstart[serve]'.") from error
     engine = replace(engine, model=target) if target is not None else engine
     if server.log_level not in LEVELS:
         raise BadInput(f"--log-level {server.log_level!r} is not known: {', '.join(LEVELS)}.")
+    if server.log_format not in FORMS:
+        raise BadInput(f"--log-format {server.log_format!r} is not known: {', '.join(FORMS)}.")
     keys, spec = server.keys(), speculation.config()
     settings = ServerSettings(
         server.served_model_name or os.path.basename(engine.model.rstrip("/")) or engine.model,
@@ -186,9 +209,21 @@ def serve(
     )
     address = Address(server.host, server.port, server.ssl_certfile, server.ssl_keyfile, server.root_path)
     door = address.bind()  # what is wrong with it is said before a model is loaded
-    with engine.open(spec, max_num_seqs=server.max_num_seqs, max_batch_tokens=server.max_batch_tokens) as llm:
+    with contextlib.ExitStack() as held:
+        tracing = None
+        if server.otlp_endpoint is not None:
+            tracing = held.enter_context(contextlib.closing(Tracing.to(server.otlp_endpoint, settings.name)))
+        llm = held.enter_context(
+            engine.open(spec, max_num_seqs=server.max_num_seqs, max_batch_tokens=server.max_batch_tokens)
+        )
         note(f"Serving {settings.name} at {address.url}/v1. Ctrl-C ends.")
-        run(create_app(llm, settings), address, door, server.drain, server.log_level)
+        run(create_app(llm, settings, tracing), address, door, server.drain, server.log_level, server.log_format)
+
+
+def dashboard(prefix: str) -> str:
+    """For Grafana, with metrics under the prefix that they are served under."""
+    text = resources.files("headstart.server").joinpath("grafana.json").read_text(encoding="utf-8")
+    return text.replace("headstart:", f"{prefix}:")
 
 
 def _resolved(ctx: typer.Context) -> str:

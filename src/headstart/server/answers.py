@@ -6,17 +6,18 @@ import asyncio
 import functools
 import itertools
 import json
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing, closing
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from headstart.core import Chunk, Completion, SamplingParams, Stats, TokenLogprobs
+from headstart.core import Chunk, Completion, SamplingParams, Stats, TokenLogprobs, Tree
 from headstart.errors import BadInput
 from headstart.server import tools
 from headstart.server.protocol import Asked, ChatAsked, CompletionAsked, new_id, now
 from headstart.server.tools import Call, ToolReader
 from headstart.server.wire import end
+from headstart.text import Spans
 
 if TYPE_CHECKING:
     from headstart.llm import LLM
@@ -138,7 +139,12 @@ class Answers:
             await end(*tasks)
 
     async def _stream(self, order: Order, i: int) -> AsyncGenerator[Piece, None]:
-        chunks = self.llm.astream(order.prompts[i], order.params, speculative=order.asked.speculation())
+        chunks = self.llm.astream(
+            order.prompts[i],
+            order.params,
+            speculative=order.asked.speculation(),
+            show_drafts=order.asked.show_drafts,
+        )
         with closing(self.meters.follow(order.params.n)) as follower:
             async with aclosing(chunks) as own:  # type: ignore[type-var]
                 async for chunk in own:
@@ -201,11 +207,15 @@ class Answers:
         frame = self._frame(order, kind)
         stats: dict[int, Stats] = {}
         voices = [Voice(order.tools) for _ in range(order.count)]
+        sketches = [Sketch(self._decode(order)) for _ in range(order.count)] if order.asked.show_drafts else []
         async with aclosing(self.pieces(order)) as pieces:
             async for index, chunk in pieces:
                 if chunk.stats is not None:
                     stats[index] = chunk.stats
-                out = frame | {"choices": [self._delta(order, index, chunk, voices[index])]}
+                choice = self._delta(order, index, chunk, voices[index])
+                if sketches:
+                    choice["speculation"] = sketches[index].of(chunk)
+                out = frame | {"choices": [choice]}
                 if options is not None and options.include_usage:
                     out["usage"] = usage(order, _in_order(stats)) if options.continuous_usage_stats else None
                 yield out
@@ -216,6 +226,9 @@ class Answers:
             last["metrics"] = metrics(_in_order(stats))
         if last:
             yield frame | {"choices": []} | last
+
+    def _decode(self, order: Order) -> Callable[[Sequence[int]], str]:
+        return lambda tokens: self.llm.tokenizer.decode(tokens, order.params.skip_special_tokens)
 
     def _delta(self, order: Order, index: int, chunk: Chunk, voice: Voice) -> dict[str, Any]:
         out: dict[str, Any] = {"index": index}
@@ -292,6 +305,32 @@ class Voice:
             self.calls += len(calls)
         text = "".join(one for one in found if isinstance(one, str))
         return out | ({"content": text} if text else {})
+
+
+class Sketch:
+    """One choice's drafts, for people: where each piece of the text came from, and the tree that was verified in each step."""
+
+    def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
+        self._decode, self._spans, self._step = decode, Spans[tuple[int, int]](decode), 0
+
+    def of(self, chunk: Chunk) -> dict[str, Any]:
+        """`pieces` are texts, with the step and the place in it of the token that each came from."""
+        step, draft = self._step, chunk.draft or Tree()
+        self._step += bool(chunk.token_ids)
+        marked = [(token, (step, place)) for place, token in enumerate(chunk.token_ids)]
+        own = [(draft.origins or [])[node] for node in chunk.accepted]
+        return {
+            "step": step,
+            "pieces": [[text, *(mark or (step, -1))] for text, mark in self._spans.cut(marked, chunk.text)],
+            "tokens": [self._decode([t]) for t in chunk.token_ids],
+            "origins": [*own, *[None] * (len(chunk.token_ids) - len(own))],
+            "draft": {
+                "tokens": [self._decode([t]) for t in draft.tokens],
+                "parents": draft.parents,
+                "origins": draft.origins or [],
+                "accepted": chunk.accepted,
+            },
+        }
 
 
 def _read_calls(reads: bool, text: str) -> tuple[str, list[Call]]:

@@ -19,13 +19,17 @@ from starlette.responses import Response
 from headstart.errors import BadInput, ConfigError, HeadstartError
 from headstart.server.answers import Answers
 from headstart.server.gate import RETRY_AFTER, Busy, Closing, Gate, Guard
+from headstart.server.logs import HEADER, Watch, account
 from headstart.server.metrics import Metrics
-from headstart.server.protocol import ChatAsked, CompletionAsked, DetokenizeAsked, TokenizeAsked, now
+from headstart.server.openapi import describe
+from headstart.server.playground import add_playground
+from headstart.server.protocol import ChatAsked, CompletionAsked, DetokenizeAsked, TokenizeAsked, new_id, now
 from headstart.server.wire import Begun, ClientLeft, EventStream, say, unless_left
 from headstart.version import VERSION
 
 if TYPE_CHECKING:
     from headstart.llm import LLM
+    from headstart.server.tracing import Tracing
 
 log = logging.getLogger("headstart.server")
 LEFT = 499  # as nginx has it: the client closed the request
@@ -45,25 +49,29 @@ class ServerSettings:
     metrics_prefix: str = "headstart"  # "vllm", for dashboards that exist
 
 
-def create_app(llm: LLM, settings: ServerSettings | None = None) -> FastAPI:
+def create_app(llm: LLM, settings: ServerSettings | None = None, tracing: Tracing | None = None) -> FastAPI:
     settings = settings or ServerSettings()
     app = FastAPI(title="Headstart", version=VERSION, docs_url=None, redoc_url=None)
     app.state.gate = gate = Gate(llm.engine.config.max_num_seqs + settings.max_queue, settings.keys)
     meters = Metrics(llm, gate, settings.name, settings.metrics_prefix)
     answers = Answers(llm, settings.name, meters, settings.max_prompt_tokens, settings.max_output_tokens)
     _guard(app, gate, settings)
+    app.add_middleware(Watch, trace=tracing)
     _explain_errors(app)
+    add_playground(app, llm, meters, settings.name)
 
     async def answer(request: Request, asked: CompletionAsked | ChatAsked) -> Any:
+        own = account()
+        own.id = asked.request_id = asked.request_id or new_id("chatcmpl" if isinstance(asked, ChatAsked) else "cmpl")
         _check_model(asked.model, settings.name)
         with contextlib.ExitStack() as inside:
             inside.enter_context(gate.enter(asked.count))
             order = await answers.order(asked)
-            headers = {"x-request-id": order.id}
+            own.prompt_tokens = sum(map(len, order.prompts))
             if not asked.stream:
-                return JSONResponse(await unless_left(request.receive, answers.whole(order)), headers=headers)
+                return JSONResponse(await unless_left(request.receive, answers.whole(order)))
             events = await unless_left(request.receive, Begun.of(answers.stream(order)))  # so a mistake is no 200
-            return EventStream(events, headers, inside.pop_all().close)
+            return EventStream(events, after=inside.pop_all().close)
 
     @app.post("/v1/completions")
     async def completions(request: Request, asked: CompletionAsked) -> Any:
@@ -113,6 +121,7 @@ def create_app(llm: LLM, settings: ServerSettings | None = None) -> FastAPI:
     async def version() -> Any:
         return {"version": VERSION}
 
+    describe(app, keys=bool(settings.keys))
     return app
 
 
@@ -161,7 +170,8 @@ def _explain_errors(app: FastAPI) -> None:
     @app.exception_handler(Exception)
     async def broken(_: Request, failure: Exception) -> Response:
         log.error("a request broke", exc_info=failure)
-        return say(500, "Something broke inside the server; its log says what.", "server_error")
+        why = "Something broke inside the server; its log says what."
+        return say(500, why, "server_error", **{HEADER: account().id})  # nobody further out adds it
 
 
 def _first_of(failures: Sequence[Mapping[str, Any]]) -> str:

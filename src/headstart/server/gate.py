@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from headstart.errors import BadInput, HeadstartError
 from headstart.server.wire import say
 
-OPEN = frozenset(["/health", "/ready", "/version"])  # paths that need no key
+OPEN = frozenset(["/health", "/ready", "/version", "/", "/page.css", "/page.js"])  # paths that need no key
 RETRY_AFTER = 1  # seconds that who was turned away is asked to wait
 
 

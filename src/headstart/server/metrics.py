@@ -17,6 +17,7 @@ from prometheus_client.registry import Collector
 from headstart.core import Chunk, Stats, Tree, Verdict
 from headstart.policy import StepTimes
 from headstart.server.gate import Gate
+from headstart.server.logs import account
 
 if TYPE_CHECKING:
     from headstart.llm import LLM
@@ -76,6 +77,11 @@ class Metrics(Collector):
         self.registry.register(self)
         llm.engine.watch = self.meter
 
+    @property
+    def generated(self) -> int:
+        """Tokens of all answers so far."""
+        return int(self._sums["generated"])
+
     def text(self) -> bytes:
         return generate_latest(self.registry)
 
@@ -89,14 +95,20 @@ class Metrics(Collector):
         self.tokens(stats.first_tokens, stats.time_to_first_token, True)
         if rest := stats.tokens - stats.first_tokens:
             self.tokens(rest, stats.time_total - stats.time_to_first_token, False)
+        self.steps(stats.steps)
         self.ended(reason, stats)
 
-    def abandoned(self, count: int) -> None:
+    def abandoned(self, count: int, so_far: Iterable[Stats] = ()) -> None:
         """So many did not come to their end: the client left, or a step failed."""
         self._ended["abort"] += count
+        account().finish_reasons += ["abort"] * count
+        for stats in so_far:
+            account().add_stats(stats)
 
     def ended(self, reason: str, stats: Stats) -> None:
         self._ended[reason] += 1
+        account().finish_reasons.append(reason)
+        account().add_stats(stats)
         self._sums["preemptions"] += stats.preemptions
         self._sums["prompt"] += stats.prompt_tokens
         self._sums["cached"] += stats.cached_prompt_tokens
@@ -108,11 +120,16 @@ class Metrics(Collector):
     def tokens(self, count: int, seconds: float, first: bool) -> None:
         """So many came together, so long after the last ones or after the request."""
         self._sums["generated"] += count
+        account().add_tokens(count, seconds, first)
         if first:
             self._times["time_to_first_token_seconds"].observe(seconds)
             return
         for _ in range(count):
             self._times["inter_token_latency_seconds"].observe(seconds / count)
+
+    def steps(self, count: int) -> None:
+        """One request got its tokens from so many target forwards."""
+        self._sums["steps"] += count
 
     # ------------------------------------------------------------------ what is told
     def collect(self) -> Iterable[Metric]:
@@ -156,6 +173,8 @@ class Metrics(Collector):
         yield self._counter("request_success", "Requests that came to an end.", reasons, ["finished_reason"])
         yield self._counter("prompt_tokens", "Tokens of prompts.", [({}, s["prompt"])])
         yield self._counter("generation_tokens", "Tokens of answers.", [({}, s["generated"])])
+        text = "Target forwards, each counted for each request that it brought tokens."
+        yield self._counter("request_steps", text, [({}, s["steps"])])
         yield self._counter("prefix_cache_queries", "Prompt tokens that were looked for in KV.", [({}, s["prompt"])])
         yield self._counter("prefix_cache_hits", "Prompt tokens that were found there.", [({}, s["cached"])])
         yield self._counter("num_preemptions", "Requests that were set aside for others.", [({}, s["preemptions"])])
@@ -184,6 +203,7 @@ class Follower:
     def __init__(self, metrics: Metrics, count: int) -> None:
         self._metrics, self._left = metrics, count
         self._last: dict[int, float] = {}
+        self._stats: dict[int, Stats] = {}  # so far, of those that have not ended
         self._began = time.perf_counter()
 
     def add(self, index: int, chunk: Chunk) -> None:
@@ -194,10 +214,13 @@ class Follower:
                 len(chunk.token_ids), now - (self._began if before is None else before), before is None
             )
             self._last[index] = now
+        if chunk.stats is not None:
+            self._metrics.steps(chunk.stats.steps - (self._stats[index].steps if index in self._stats else 0))
+            self._stats[index] = chunk.stats
         if chunk.finish_reason is not None and chunk.stats is not None:
             self._left -= 1
-            self._metrics.ended(chunk.finish_reason, chunk.stats)
+            self._metrics.ended(chunk.finish_reason, self._stats.pop(index))
 
     def close(self) -> None:
-        self._metrics.abandoned(self._left)
+        self._metrics.abandoned(self._left, self._stats.values())
         self._left = 0

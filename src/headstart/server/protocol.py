@@ -118,6 +118,7 @@ class Asked(BaseModel):
     return_token_ids: bool = False
     # ours
     speculative: Speculative | bool | str | None = None
+    show_drafts: bool = False
     metrics: bool = False
 
     @model_validator(mode="before")
@@ -133,6 +134,8 @@ class Asked(BaseModel):
                 raise ValueError(f"Unknown field {name!r}.{nearest(name, type(self).model_fields)}")
         if self.stream_options is not None and not self.stream:
             raise ValueError("stream_options are for stream=true.")
+        if self.show_drafts and not self.stream:
+            raise ValueError("show_drafts is for stream=true.")
         return self
 
     def sampling(self, max_tokens: int, logprobs: int | None) -> SamplingParams:

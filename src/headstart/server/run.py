@@ -16,6 +16,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from headstart.errors import ConfigError
+from headstart.server.logs import written
 
 
 @dataclass(frozen=True)
@@ -71,9 +72,18 @@ class Server(uvicorn.Server):
                 signal.signal(s, handler)
 
 
-def serve(app: FastAPI, address: Address, door: socket.socket, drain: float = 30.0, log_level: str = "warning") -> None:
+def serve(
+    app: FastAPI,
+    address: Address,
+    door: socket.socket,
+    drain: float = 30.0,
+    log_level: str = "warning",
+    log_format: str = "text",
+) -> None:
     config = uvicorn.Config(
-        app, address.host, address.port, log_level=log_level, access_log=False, timeout_graceful_shutdown=int(drain),
-        ssl_certfile=address.ssl_certfile, ssl_keyfile=address.ssl_keyfile, root_path=address.root_path, lifespan="off",
+        app, address.host, address.port, log_level=log_level, log_config=None, access_log=False,
+        timeout_graceful_shutdown=int(drain), ssl_certfile=address.ssl_certfile, ssl_keyfile=address.ssl_keyfile,
+        root_path=address.root_path, lifespan="off",
     )  # fmt: skip
-    asyncio.run(Server(config).serve(sockets=[door]))
+    with written(log_level, log_format):
+        asyncio.run(Server(config).serve(sockets=[door]))
