@@ -14,6 +14,7 @@ from headstart.drafters import Drafter, register
 from headstart.engine import StepFailed
 from headstart.errors import BadInput, ConfigError
 from headstart.models.runner import TorchRunner
+from headstart.scheduler import GROWS
 from tests import tiny
 from tests.harness import engine, generate, request, run
 from tests.test_architectures import SPECULATIVE
@@ -359,21 +360,122 @@ def test_generate_stops_at_eos_like_transformers() -> None:
     assert out == want[: want.index(eos) + 1] and r.finish_reason == "stop"
 
 
+def step_all(e) -> tuple[dict[str, list[int]], set[str]]:
+    """Until nobody is left: the answers, and whose steps broke for good."""
+    out: dict[str, list[int]] = {}
+    failed: set[str] = set()
+    while not e.idle:
+        try:
+            for r, _ in e.step():
+                out[r.id] = r.output
+        except StepFailed as caught:
+            for r in caught.requests:
+                failed.add(r.id)
+                e.abort(r)
+        e.check_integrity()
+    return out, failed
+
+
+def answers(prompts, how, **config) -> dict[str, list[int]]:
+    e = engine(tiny.model(), how, **config)
+    rs = [request(p, seed=i, temperature=1.0, max_tokens=12, eos=None) for i, p in enumerate(prompts)]
+    return {str(i): out for i, out in enumerate(run(e, rs))}
+
+
+def taken_on(e, prompts) -> list:
+    rs = [request(p, seed=i, temperature=1.0, max_tokens=12, eos=None) for i, p in enumerate(prompts)]
+    for i, r in enumerate(rs):
+        r.id = str(i)
+        e.add(r)
+    return rs
+
+
 def test_a_failed_forward_leaves_nothing_behind(monkeypatch) -> None:
     e = engine(tiny.model())
-    for p in tiny.prompts(4):
-        e.add(request(p))
+    taken_on(e, tiny.prompts(4))
     monkeypatch.setattr(e.runner, "forward", lambda batch: 1 / 0)
-    with pytest.raises(StepFailed) as caught:
-        e.step()
-    assert isinstance(caught.value.__cause__, ZeroDivisionError)
-    for r in caught.value.requests:
-        e.abort(r)
-    e.check_integrity()
+    out, failed = step_all(e)
+    assert not out and failed == {"0", "1", "2", "3"}, "each of them was tried by itself"
+    assert not e.pool.tables and not e.delivery.streams
     monkeypatch.undo()
     assert run(e, [request(p) for p in tiny.prompts(4)]) == run(
         engine(tiny.model()), [request(p) for p in tiny.prompts(4)]
     )
+
+
+@pytest.mark.parametrize("how", [None, {"method": "ngram"}, {"method": "suffix"}])
+@pytest.mark.parametrize("when", [1, 4, 9])
+def test_a_request_that_breaks_every_step_takes_nobody_along(monkeypatch, how, when: int) -> None:
+    prompts = tiny.prompts(6)
+    e = engine(tiny.model(), how)
+    bad = taken_on(e, prompts)[2]
+    emit = e._emit
+
+    def breaks(r, *rest):
+        return 1 / 0 if r is bad and r.num_output >= when else emit(r, *rest)
+
+    monkeypatch.setattr(e, "_emit", breaks)
+    out, failed = step_all(e)
+    assert failed == {"2"} and e.setbacks["step"] == 2, "once with the others, once by itself"
+    want = answers(prompts, how)
+    assert {i: out[i] for i in out if i != "2"} == {i: want[i] for i in want if i != "2"}
+
+
+@pytest.mark.parametrize("most", [1, 3])
+def test_where_memory_runs_out_fewer_run_at_once_and_nobody_is_lost(monkeypatch, most: int) -> None:
+    prompts = tiny.prompts(8)
+    e = engine(tiny.model(), {"method": "ngram"})
+    taken_on(e, prompts)
+    forward, seen = e.runner.forward, []
+
+    def small(batch):
+        seen.append(len(batch.segments))
+        if len(batch.segments) > most:
+            raise torch.OutOfMemoryError("not so many")
+        return forward(batch)
+
+    monkeypatch.setattr(e.runner, "forward", small)
+    out, failed = step_all(e)
+    assert not failed and out == answers(prompts, {"method": "ngram"})
+    assert e.setbacks["memory"] == sum(n > most for n in seen) and e.setbacks["step"] == 0
+    assert e.setbacks["memory"] < len(seen) / 4, "it does not try again and again"
+
+
+def test_a_request_that_is_too_much_by_itself_fails(monkeypatch) -> None:
+    e = engine(tiny.model())
+    taken_on(e, tiny.prompts(3))
+
+    def none(batch):
+        raise torch.OutOfMemoryError("none left")
+
+    monkeypatch.setattr(e.runner, "forward", none)
+    out, failed = step_all(e)
+    assert not out and len(failed) == 3
+
+
+def test_more_may_run_again_when_memory_has_become_free() -> None:
+    e = engine(tiny.model())
+    taken_on(e, tiny.prompts(8))
+    plan = e.scheduler.plan()
+    assert e.scheduler.spare(plan) and e.scheduler.most == len(plan.parts) // 2
+    for _ in range(GROWS * e.config.max_batch_tokens):
+        e.scheduler._recover()
+    assert e.scheduler.most == e.config.max_num_seqs
+
+
+def test_an_engine_that_is_started_again_keeps_who_waits() -> None:
+    prompts = tiny.prompts(6)
+    e = engine(tiny.model(), {"method": "ngram"}, max_num_seqs=2)
+    rs = taken_on(e, prompts)
+    for _ in range(3):
+        e.step()
+    e.pool._free = []  # it has lost its books
+    lost = e.restart()
+    assert lost == rs[:2] and all(r.finish_reason == "abort" for r in lost)
+    out, failed = step_all(e)
+    want = answers(prompts, {"method": "ngram"})
+    assert not failed and out == {i: want[i] for i in ("2", "3", "4", "5")}
+    assert not e.pool.tables and not e.delivery.streams
 
 
 def test_a_thousand_requests_leave_nothing_behind() -> None:

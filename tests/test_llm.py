@@ -247,6 +247,52 @@ def test_a_broken_step_fails_its_own_requests_only() -> None:
         llm.engine.check_integrity()
 
 
+def ask_all(llm: LLM, count: int) -> list[object]:
+    """All at once, from threads of their own: token ids, or what was told instead."""
+    got: dict[int, object] = {}
+
+    def ask(i: int) -> None:
+        try:
+            got[i] = llm.generate(TEXTS[i % len(TEXTS)], GREEDY)[0].token_ids
+        except RequestFailed as error:
+            got[i] = error
+
+    workers = [threading.Thread(target=ask, args=(i,)) for i in range(count)]
+    for w in workers:
+        w.start()
+    for w in workers:
+        w.join(60)
+    return [got[i] for i in range(count)]
+
+
+def test_an_engine_that_breaks_between_steps_is_started_again() -> None:
+    with LLM(tiny.loaded(), max_num_seqs=2, kv_memory=1 << 22) as llm:
+        want = [llm.generate(TEXTS[i % len(TEXTS)], GREEDY)[0].token_ids for i in range(6)]
+        deliver, calls = llm.engine._deliver, []
+
+        def once_broken():
+            calls.append(1)
+            return 1 / 0 if len(calls) == 3 else deliver()
+
+        llm.engine._deliver = once_broken
+        got = ask_all(llm, 6)
+        lost = [i for i, g in enumerate(got) if isinstance(g, RequestFailed)]
+        assert 1 <= len(lost) <= 2 and all(got[i] == want[i] for i in range(6) if i not in lost)
+        assert llm.health.alive and llm.health.restarts == 1 and llm.health.last_error == "ZeroDivisionError"
+        llm.engine.check_integrity()
+        assert llm.engine.idle
+
+
+def test_an_engine_that_breaks_again_and_again_says_so() -> None:
+    with LLM(tiny.loaded(), max_num_seqs=1, kv_memory=1 << 22) as llm:
+        llm.engine._deliver = lambda: 1 / 0
+        got = ask_all(llm, 8)
+        assert all(isinstance(g, RequestFailed) for g in got), "and nobody waits for ever"
+        assert not llm.health.alive and llm.health.restarts == 5
+        with pytest.raises(RequestFailed, match="closed"):
+            llm.generate(TEXTS[0], GREEDY)
+
+
 def test_one_bad_prompt_does_not_leave_the_others_running(llm) -> None:
     with pytest.raises(BadInput):
         llm.generate([TEXTS[0], ""], SamplingParams(max_tokens=400, ignore_eos=True))

@@ -123,6 +123,17 @@ def test_the_server_tells_what_it_has_done(url) -> None:
     assert after["model"] == "tiny" and after["why"] and after["policy"]["policy"] == "fixed"
 
 
+def test_health_tells_of_an_engine_that_broke() -> None:
+    with LLM(tiny.loaded(), max_num_seqs=2) as own, serving(own) as url:
+        assert httpx.get(f"{url}/health").json() == {"status": "ok", "restarts": 0, "last_error": None}
+        own._loop.health.restarts, own._loop.health.last_error = 1, "ZeroDivisionError"
+        answer = httpx.get(f"{url}/health")
+        assert answer.status_code == 200 and answer.json()["restarts"] == 1
+        own._loop.health.alive = False
+        answer = httpx.get(f"{url}/health")
+        assert answer.status_code == 503 and answer.json()["status"] == "failed"
+
+
 def test_the_page_is_whole_and_asks_nobody_else(llm) -> None:
     with serving(llm, keys=["secret"]) as url:
         page = httpx.get(url)

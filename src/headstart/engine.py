@@ -15,7 +15,9 @@ by itself, nothing is planned and packed anew then (`_repeat`).
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -49,6 +51,7 @@ from headstart.policy import Load, Policy, StepTimes, Wish, Wishes
 from headstart.policy.choose import make_policy
 from headstart.scheduler import Plan, Planned, Scheduler
 
+log = logging.getLogger("headstart.engine")
 NO_VERDICT = Verdict([], 0)
 REPEATS = 16  # steps for which KV is reserved at once, so that they may repeat the one before them
 LAPS = ("draft", "target", "verify", "host", "policy")
@@ -137,12 +140,9 @@ class Engine:
         decode: Decode | None = None,
         policy: Policy | None = None,
     ) -> None:
-        self.runner, self.config = runner, config
-        self.pool = KVPool(num_pages, config.page_size, config.share_prefixes, runner.freed, runner.max_texts)
+        self.runner, self.config, self._longest = runner, config, max_len
+        self._open(num_pages)
         runner.allocate(self.pool.num_slots, config.page_size, config.max_batch_tokens, config.max_num_seqs)
-        self.max_len = min(max_len, self.pool.num_slots - 1)
-        self.scheduler = Scheduler(self.pool, config.max_num_seqs, config.max_batch_tokens, self.max_len)
-        self.scheduler.welcome, self.scheduler.part_with = self._welcome, self._set_aside
         self.drafting = Drafting(speculative or SpeculativeConfig(), around or Surroundings(runner.vocab_size))
         self.policy: Policy = policy or make_policy(self.drafting.config, self.drafting.choices, runner.chooses)
         self.delivery = Delivery(decode)
@@ -159,6 +159,7 @@ class Engine:
         self._seconds = [0.0] * (PLAIN + 1)  # of all steps so far: laps, those that were compared, plain ones instead
         self._pace = 0.0  # seconds of the last forward of one row, with all that surrounds it
         self._wait = runner.synchronize if config.profile else None
+        self.setbacks = {"step": 0, "memory": 0}  # steps that broke, and those for which memory was short
         self.at_end: Callable[[], None] = lambda: None  # whoever wants to keep something
         self.watch: Watch | None = None  # whoever counts steps: their times, drafts and verdicts
 
@@ -245,7 +246,9 @@ class Engine:
             if self._flight is not None and self._flight.forward.landing is None:
                 self._settle(self._flight)
         except Exception as error:
-            raise StepFailed(self._abandon(before)) from error
+            failed = self._abandon(before)
+            if not self._retry(failed, error):
+                raise StepFailed(failed) from error
         return self._deliver()
 
     def _next(self, before: Flight | None) -> Flight | None:
@@ -341,6 +344,50 @@ class Engine:
             )
             self.pool.forget(request.id, max(0, request.computed - promised))
         return list(failed.values())
+
+    def _retry(self, failed: Sequence[Request], error: Exception) -> bool:
+        """Start over without whatever broke the step: with less at once where memory ran out, else with each request by itself
+        first. False where there is nothing else to try."""
+        short = isinstance(error, (torch.OutOfMemoryError, MemoryError))
+        self.setbacks["memory" if short else "step"] += 1
+        if not (self.scheduler.spare(self._plan) if short else len(failed) > 1):
+            return False
+        log.error("a step with %d requests broke; they start over: %s", len(failed), error, exc_info=error)
+        if short:
+            self.runner.free_cached()
+        for request in failed:
+            _drop_placeholder(request)
+            if self.texts is not None:
+                self.texts.leave(request.id)
+        self.scheduler.start_over([] if short else failed)
+        return True
+
+    def restart(self) -> list[Request]:
+        """Something broke between steps, and nobody knows what holds. Who waits is kept, who runs is lost, and returned."""
+        lost, waiting = list(self.scheduler.running), list(self.scheduler.waiting)
+        self._flight, self._lines, self._parcels, self._plan = None, {}, [], Plan()
+        for request in lost:
+            request.finish_reason = "abort"
+            for forget in (self.policy.release, self.drafting.release, self.delivery.forget):
+                with contextlib.suppress(Exception):  # one of them may be what broke
+                    forget(request)
+            if self.texts is not None:
+                self.texts.leave(request.id)
+        for page in range(self.pool.num_pages):
+            self.runner.freed(page)
+        self._open(self.pool.num_pages)
+        for request in waiting:
+            request.computed, request.unread = 0, None
+            self.scheduler.add(request)
+        return lost
+
+    def _open(self, num_pages: int) -> None:
+        """Nobody is here, and all KV is free."""
+        config, runner = self.config, self.runner
+        self.pool = KVPool(num_pages, config.page_size, config.share_prefixes, runner.freed, runner.max_texts)
+        self.max_len = min(self._longest, self.pool.num_slots - 1)
+        self.scheduler = Scheduler(self.pool, config.max_num_seqs, config.max_batch_tokens, self.max_len)
+        self.scheduler.welcome, self.scheduler.part_with = self._welcome, self._set_aside
 
     def _deliver(self) -> list[tuple[Request, Chunk | Exception]]:
         """What is new for each request; an error in making its text is its own."""

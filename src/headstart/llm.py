@@ -31,6 +31,7 @@ from headstart.threads import apart
 
 if TYPE_CHECKING:
     from headstart.grammar import Grammars
+    from headstart.loop import Health
     from headstart.models.heads import Head
     from headstart.models.load import Loaded
     from headstart.policy.adaptive import AdaptivePolicy
@@ -156,6 +157,11 @@ class LLM:
     def explain(self) -> Explanation:
         """Why so much is drafted, and by whom: what the policy has measured and believes."""
         return self._loop.engine.policy.explain()
+
+    @property
+    def health(self) -> Health:
+        """Whether the engine runs, and how often it had to be started again."""
+        return self._loop.health
 
     def close(self) -> None:
         """Stop the engine and free what it holds."""

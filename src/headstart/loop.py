@@ -2,19 +2,34 @@
 
 Everything that touches the engine happens on this thread, so the engine needs no locks and Ctrl-C in the caller never
 cuts a forward in two.
+
+A step that breaks is the engine's own affair. Where something breaks between steps, the engine is started again: who ran is
+told why that ends, who waits is kept. Where that happens again and again, everybody is told, and `health` says so.
 """
 
 from __future__ import annotations
 
 import gc
+import logging
 import threading
+import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from headstart.core import Chunk, Request
 from headstart.engine import Engine, StepFailed
 from headstart.errors import RequestFailed
 
 Listener = Callable[[Request, Chunk | BaseException], None]
+log = logging.getLogger("headstart.engine")
+PATIENCE, WITHIN = 5, 60.0  # restarts that are tried, within so many seconds
+
+
+@dataclass
+class Health:
+    alive: bool = True
+    restarts: int = 0
+    last_error: str | None = None
 
 
 class EngineLoop:
@@ -26,6 +41,8 @@ class EngineLoop:
         self._listeners: dict[str, tuple[Request, Listener]] = {}
         self._closing = False
         self._thread: threading.Thread | None = None
+        self._broke: list[float] = []  # when something did, lately
+        self.health = Health()
 
     def submit(self, requests: Sequence[Request], listener: Listener) -> None:
         """Hand in requests; they enter the engine together. The listener is called on the loop's thread."""
@@ -57,15 +74,33 @@ class EngineLoop:
     def _run(self) -> None:
         gc.freeze()  # or the collector stops the engine now and then to look at every object that a model consists of
         try:
-            while self._next():
-                self._step()
+            while self._serve():
+                pass
             self._fail(None, RequestFailed("The LLM was closed while this request ran."))
-        except Exception as error:  # not a step's: the loop itself broke, and nobody may wait for it
+        except Exception as error:  # it cannot go on, and nobody may wait for it
+            self.health.alive, self.health.last_error = False, type(error).__name__
             self._fail(None, error)
         finally:
             self._refuse_inbox()
             self.engine.close()
             gc.unfreeze()
+
+    def _serve(self) -> bool:
+        """Step until it is time to stop; True where something broke, and all begins anew."""
+        try:
+            while self._next():
+                self._step()
+            return False
+        except Exception as error:
+            now = time.monotonic()
+            self._broke = [*(t for t in self._broke if now - t < WITHIN), now]
+            if len(self._broke) > PATIENCE:
+                raise
+            log.error("the engine broke between steps and is started again: %s", error, exc_info=error)
+            self.health.restarts, self.health.last_error = self.health.restarts + 1, type(error).__name__
+            for request in self.engine.restart():
+                self._end(request, error)
+            return True
 
     def _step(self) -> None:
         if self.engine.idle:
@@ -128,9 +163,12 @@ class EngineLoop:
         failed = [r for r, _ in self._listeners.values()] if requests is None else requests
         for request in failed:
             self.engine.abort(request)
-            entry = self._listeners.pop(request.id, None)
-            if entry is not None:
-                _tell(entry[1], request, error)
+            self._end(request, error)
+
+    def _end(self, request: Request, error: BaseException) -> None:
+        entry = self._listeners.pop(request.id, None)
+        if entry is not None:
+            _tell(entry[1], request, error)
 
 
 def _tell(listener: Listener, request: Request, event: Chunk | BaseException) -> bool:

@@ -8,12 +8,15 @@ hang behind it. So prefill, decoding and resuming after a preemption are one rul
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from headstart.core import PENDING, Request
 from headstart.kv import KVPool
 from headstart.policy import Load
+
+LEAST_TOKENS = 16  # of a step, however short memory is
+GROWS = 64  # steps after which one more request may run, once memory ran out
 
 
 @dataclass(eq=False)
@@ -71,6 +74,9 @@ class Scheduler:
         self.welcome: Callable[[Request], None] = lambda request: None  # hears of each that is next in line, once,
         self.part_with: Callable[[Request], None] = lambda request: None  # and of each that is set aside
         self._new: set[str] = set()  # those of whom it has not heard
+        self._suspects: dict[str, tuple[Request, int]] = {}  # of a step that broke, and how many tokens they had then
+        self._spared: list[int] | None = None  # requests and tokens of a step at most, since memory ran out
+        self._steps = 0  # since then
 
     # -------------------------------------------------------------- coming and going
     def add(self, request: Request) -> None:
@@ -108,17 +114,74 @@ class Scheduler:
 
     @property
     def may_admit(self) -> bool:
-        return bool(self.waiting) and len(self.running) < self.max_num_seqs
+        return bool(self._suspects) or (bool(self.waiting) and len(self.running) < self.most)
+
+    @property
+    def most(self) -> int:
+        """Requests that may run at once."""
+        return self.max_num_seqs if self._spared is None else min(self.max_num_seqs, self._spared[0])
+
+    # -------------------------------------------------------------- when something goes wrong
+    def start_over(self, suspects: Sequence[Request]) -> None:
+        """Whoever runs is set aside. The suspects take a step by themselves each before they go on with the others: so one of
+        them that breaks every step takes nobody along."""
+        for request in reversed(self.running[:]):
+            self._preempt(request)
+        self._suspects = {r.id: (r, r.num_output) for r in suspects}
+
+    def spare(self, plan: Plan) -> bool:
+        """Memory ran out in this step: half as much at once from now on, and slowly more again. False: it was the least."""
+        if len(plan.parts) < 2 and plan.num_tokens <= LEAST_TOKENS:
+            return False
+        self._spared = [max(1, len(plan.parts) // 2), max(LEAST_TOKENS, plan.num_tokens // 2)]
+        self._steps = 0
+        return True
+
+    def _recover(self) -> None:
+        """Memory may have become free."""
+        if self._spared is None:
+            return
+        self._steps += 1
+        if self._steps % GROWS == 0:
+            self._spared = [self._spared[0] + 1, self._spared[1] + LEAST_TOKENS]
+            if self._spared[0] >= self.max_num_seqs and self._spared[1] >= self.max_batch_tokens:
+                self._spared = None
+
+    def _suspect(self) -> Request | None:
+        """The next that has to show that a step does not break with it."""
+        for request, had in list(self._suspects.values()):
+            has = request.num_output - (request.tokens[-1] == PENDING)
+            if request.finish_reason is None and has <= had:
+                return request
+            del self._suspects[request.id]
+        return None
+
+    def _plan_alone(self, request: Request) -> Plan:
+        plan = Plan()
+        if request in self.running:
+            self._continue(request, plan, self.max_batch_tokens)
+            return plan
+        while True:
+            self.waiting.remove(request)
+            self.waiting.appendleft(request)
+            if self._admit(request, plan, self.max_batch_tokens) or not self.running:
+                return plan
+            self._preempt(self.running[-1])
 
     # -------------------------------------------------------------- one step
     def plan(self) -> Plan:
         """Running requests first, oldest first; then as many waiting ones as fit."""
+        if self._suspects and (suspect := self._suspect()) is not None:
+            return self._plan_alone(suspect)
+        self._recover()
         plan, room = Plan(), self.max_batch_tokens
+        if self._spared is not None:
+            room = min(room, max(self._spared[1], len(self.running)))
         for request in list(self.running):
             is_here = request.id in self.pool.tables  # not set aside meanwhile
             if is_here and room > 0 and not self.completes(request, 0):
                 room -= self._continue(request, plan, room)
-        while self.waiting and room > 0 and len(self.running) < self.max_num_seqs:
+        while self.waiting and room > 0 and len(self.running) < self.most:
             used = self._admit(self.waiting[0], plan, room)
             if not used:
                 break

@@ -93,5 +93,8 @@ class Runner:
     def synchronize(self) -> None:
         """Wait for the device."""
 
+    def free_cached(self) -> None:
+        """Memory is short: give back what is only kept at hand."""
+
     def release(self) -> None:
         """Let go of the KV."""

@@ -127,6 +127,10 @@ class TorchRunner(Runner):
         if self.lean is not None:
             self.lean.release()
 
+    def free_cached(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
     def synchronize(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)

@@ -111,7 +111,9 @@ def create_app(llm: LLM, settings: ServerSettings | None = None, tracing: Tracin
 
     @app.get("/health")
     async def health() -> Any:
-        return {"status": "ok"}
+        own = llm.health
+        told = {"status": "ok" if own.alive else "failed", "restarts": own.restarts, "last_error": own.last_error}
+        return JSONResponse(told, 200 if own.alive else 503)
 
     @app.get("/ready")
     async def ready() -> Any:

@@ -166,6 +166,11 @@ class Metrics(Collector):
         )
         yield self._counter("engine_steps", "Target forwards.", [({}, self.meter.steps)])
         yield self._counter("engine_rows", "Rows of target forwards.", [({}, self.meter.rows)])
+        broke = [({"why": why}, n) for why, n in self.llm.engine.setbacks.items()]
+        yield self._counter(
+            "engine_setbacks", "Steps that broke, or ran out of memory, and began anew.", broke, ["why"]
+        )
+        yield self._counter("engine_restarts", "Starts of an engine that broke.", [({}, self.llm.health.restarts)])
 
     def _requests(self) -> Iterator[Metric]:
         s = self._sums
