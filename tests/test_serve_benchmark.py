@@ -205,7 +205,7 @@ def test_faults(llm: LLM) -> None:
 
 
 def test_faults_that_are_booked_wrongly_are_noticed(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Metrics, "abandoned", lambda self, count: None)
+    monkeypatch.setattr(Metrics, "abandoned", lambda self, *told: None)
     monkeypatch.setattr(serve, "settled", functools.partial(serve.settled, patience=0.5))
     with serve.inside(llm, max_queue=serve.WAITS, max_body=2 * serve.BODY, max_prompt_tokens=300) as found:
         out = serve.faults(arguments(), found)

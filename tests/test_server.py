@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import httpx
@@ -121,6 +122,70 @@ def test_the_server_tells_what_it_has_done(url) -> None:
     ngram = after["drafters"]["ngram"]
     assert sum(ngram["accepted_by_position"].values()) == ngram["accepted"] <= ngram["drafted"]
     assert after["model"] == "tiny" and after["why"] and after["policy"]["policy"] == "fixed"
+
+
+def counters(url: str, name: str) -> dict[str, float]:
+    lines = [line for line in httpx.get(f"{url}/metrics").text.splitlines() if line.startswith(f"headstart:{name}{{")]
+    return {line.split("{", 1)[1].rsplit("}", 1)[0]: float(line.rsplit(" ", 1)[1]) for line in lines}
+
+
+@pytest.mark.parametrize(
+    "body", [{"prompt": [1] * 100_000}, {"prompt": "a", "speculative": "medusa"}, {"prompt": [10**6]}, {"prompt": ""}]
+)
+@pytest.mark.parametrize("stream", [True, False])
+def test_what_is_refused_is_no_answer_that_was_left(llm, body: dict, stream: bool) -> None:
+    with serving(llm) as url:
+        for _ in range(2):
+            assert httpx.post(f"{url}/v1/completions", json=body | {"stream": stream}).status_code == 400
+        assert not counters(url, "request_success_total")
+        [(labels, count)] = [x for x in counters(url, "http_requests_total").items() if "completions" in x[0]]
+        assert 'status="400"' in labels and count == 2
+
+
+def test_a_client_that_reads_nothing_loses_its_place(llm, monkeypatch) -> None:
+    monkeypatch.setattr("headstart.server.wire.STALLED", 0.2)
+    with serving(llm) as url:
+        port = int(url.rsplit(":", 1)[1])
+        with socket.socket() as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            client.connect(("127.0.0.1", port))
+            how = {"prompt": [1, 2], "n": 8, "max_tokens": 400, "stream": True, "ignore_eos": True, "logprobs": 20}
+            body = json.dumps(how).encode()
+            head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}"
+            client.sendall(f"{head}\r\n\r\n".encode() + body)
+            deadline = time.monotonic() + 60
+            while not (ended := counters(url, "http_requests_total")) or not any("completions" in x for x in ended):
+                assert time.monotonic() < deadline, "it still holds its place"
+                time.sleep(0.1)
+
+
+def test_what_is_not_done_when_time_is_up_is_told_so(llm) -> None:
+    app = create_app(llm, ServerSettings("tiny"))
+    server = Server(uvicorn.Config(app, port=0, log_level="error", lifespan="off"), drain=0.3)
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    while not server.started:
+        time.sleep(0.01)
+    url = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}/v1/completions"
+    how = {"prompt": [1, 2], "max_tokens": 500, "ignore_eos": True}
+    step = llm.engine.step
+    llm.engine.step = lambda: (time.sleep(0.02), step())[1]  # so that it takes long
+    try:
+        with ThreadPoolExecutor() as others, httpx.stream("POST", url, json=how | {"stream": True}, timeout=30) as told:
+            whole = others.submit(httpx.post, url, json=how, timeout=30)
+            lines = told.iter_lines()
+            next(lines)
+            while app.state.gate.inside < 2:
+                time.sleep(0.01)
+            server.should_exit = True
+            rest = [line for line in lines if line]
+    finally:
+        llm.engine.step = step
+        thread.join(20)
+    assert not thread.is_alive() and rest[-1] == "data: [DONE]"
+    assert "shut down before this answer was complete" in rest[-2]
+    assert whole.result().status_code == 503 and "shut down" in whole.result().json()["error"]["message"]
+    assert llm.engine.idle and app.state.gate.inside == 0
 
 
 def test_health_tells_of_an_engine_that_broke() -> None:

@@ -141,14 +141,18 @@ class Drafting:
         names = self.auto if name == AUTO else self._named(name)
         return tuple(n for n in names if (request.id, n) not in self._without)
 
+    def check(self, request: Request) -> None:
+        """Can this request have the drafter that it names?"""
+        name = request.speculation.method
+        if name not in (None, AUTO, "none", *WEIGHTLESS) and name not in self.drafters:
+            loaded = ", ".join(["none", *WEIGHTLESS, *(d for d in self.drafters if d not in WEIGHTLESS)])
+            raise ConfigError(f"Drafter {name!r} is not loaded in this engine. A request can choose: {loaded}.")
+
     def _named(self, name: str) -> tuple[str, ...]:
         """Built on first use where it needs no weights."""
         if name == "none":
             return ()
         if name not in self.drafters:
-            if name not in WEIGHTLESS:
-                loaded = ", ".join(["none", *WEIGHTLESS, *(d for d in self.drafters if d not in WEIGHTLESS)])
-                raise ConfigError(f"Drafter {name!r} is not loaded in this engine. A request can choose: {loaded}.")
             self.drafters[name] = build(replace(self.config, method=name), self.around)  # type: ignore[assignment]
         return (name,)
 

@@ -166,7 +166,7 @@ class Engine:
     # ------------------------------------------------------------------ coming and going
     def add(self, request: Request) -> None:
         """Take a request on; says what is wrong with it before anything is allocated."""
-        self._check(request)
+        self.check(request)
         self.drafting.add(request)
         request.arrived = request.arrived or time.perf_counter()
         self.delivery.add(request)
@@ -190,7 +190,9 @@ class Engine:
             self.drafting.enlist(request)
             request.unread = None
 
-    def _check(self, request: Request) -> None:
+    def check(self, request: Request) -> None:
+        """Say what is wrong with a request; changes nothing, so any thread may ask."""
+        self.drafting.check(request)
         if not request.prompt:
             raise BadInput("The prompt is empty: give at least one token.")
         bad = next((t for t in request.prompt if not 0 <= t < self.runner.vocab_size), None)

@@ -163,6 +163,10 @@ class LLM:
         """Whether the engine runs, and how often it had to be started again."""
         return self._loop.health
 
+    def end_all(self, error: HeadstartError) -> None:
+        """Everything that runs or waits ends with this error."""
+        self._loop.end_all(error)
+
     def close(self) -> None:
         """Stop the engine and free what it holds."""
         self._close()
@@ -350,8 +354,14 @@ class LLM:
             raise BadInput("A prompt should be a text, a list of token ids, or a list of messages.")
         return None, [int(t) for t in items]
 
-    def check(self, params: SamplingParams) -> None:
-        """Say what is wrong with these parameters, as far as the model matters, and have ready what takes long to make."""
+    def check(
+        self, prompts: Sequence[list[int]], params: SamplingParams | None = None, *, speculative: Any = None
+    ) -> None:
+        """Say what is wrong with a request, as far as the model matters, and have ready what takes long to make."""
+        params = params or SamplingParams()
+        own = parse_request_speculation(speculative)
+        for ids in prompts:
+            self.engine.check(Request(ids, params, 0, speculation=own))
         self._form(params)
 
     def _form(self, params: SamplingParams) -> Form | None:

@@ -38,6 +38,7 @@ class EngineLoop:
         self._wake = threading.Condition()
         self._inbox: list[tuple[list[Request], Listener]] = []
         self._cancelled: list[Request] = []
+        self._ending: BaseException | None = None  # what all that runs and waits is to be told
         self._listeners: dict[str, tuple[Request, Listener]] = {}
         self._closing = False
         self._thread: threading.Thread | None = None
@@ -58,6 +59,12 @@ class EngineLoop:
     def cancel(self, requests: Sequence[Request]) -> None:
         with self._wake:
             self._cancelled.extend(requests)
+            self._wake.notify()
+
+    def end_all(self, error: BaseException) -> None:
+        """All that runs or waits ends with this. Who comes later is served."""
+        with self._wake:
+            self._ending = error
             self._wake.notify()
 
     def close(self) -> None:
@@ -127,17 +134,19 @@ class EngineLoop:
     def _next(self) -> bool:
         """Take in what came, sleep when there is nothing; False when it is time to stop."""
         with self._wake:
-            while not (self._inbox or self._cancelled or self._closing) and self.engine.idle:
+            while not (self._inbox or self._cancelled or self._closing or self._ending) and self.engine.idle:
                 self._wake.wait()
             inbox, self._inbox = self._inbox, []
             cancelled, self._cancelled = self._cancelled, []
-            closing = self._closing
+            closing, ending, self._ending = self._closing, self._ending, None
         for requests, listener in inbox:
             self._take_in(requests, listener)
         for request in cancelled:
             if request.finish_reason is None:
                 self.engine.abort(request)
                 self._deliver(request, Chunk("", [], [], finish_reason="abort"))
+        if ending is not None:
+            self._fail(None, ending)
         return not closing
 
     def _take_in(self, requests: list[Request], listener: Listener) -> None:

@@ -86,9 +86,9 @@ class ServerOptions:
         float, option("--drain", help="Seconds that what runs may take when the server is told to stop.", panel=SERVER)
     ] = 30.0
     log_level: Annotated[str, option("--log-level", help="debug, info, warning or error.", panel=SERVER)] = "warning"
-    log_format: Annotated[
-        str, option("--log-format", help="text, or json: one object on each line.", panel=SERVER)
-    ] = "text"
+    log_format: Annotated[str, option("--log-format", help="text, or json: one object on each line.", panel=SERVER)] = (
+        "text"
+    )
     otlp_endpoint: Annotated[
         str | None,
         option(
@@ -209,6 +209,7 @@ def serve(
     )
     address = Address(server.host, server.port, server.ssl_certfile, server.ssl_keyfile, server.root_path)
     door = address.bind()  # what is wrong with it is said before a model is loaded
+    address = replace(address, port=door.getsockname()[1])  # 0: any that is free
     with contextlib.ExitStack() as held:
         tracing = None
         if server.otlp_endpoint is not None:

@@ -70,8 +70,11 @@ class Answers:
         params = asked.params(room if self._most_output is None else min(room, self._most_output))
         if given and isinstance(asked, ChatAsked):
             params = _with_calls(asked, given, params)
+        check = functools.partial(self.llm.check, prompts, params, speculative=asked.speculation())
         if params.structured_outputs is not None:  # a grammar may take a while to compile
-            await asyncio.to_thread(self.llm.check, params)
+            await asyncio.to_thread(check)
+        else:
+            check()
         return Order(asked, prompts, params, asked.request_id or new_id(kind), bool(given))
 
     async def tokens_of(self, asked: ChatAsked, given: Sequence[dict[str, Any]] = ()) -> list[int]:

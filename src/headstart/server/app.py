@@ -20,7 +20,7 @@ from headstart.errors import BadInput, ConfigError, HeadstartError
 from headstart.server.answers import Answers
 from headstart.server.gate import RETRY_AFTER, Busy, Closing, Gate, Guard
 from headstart.server.logs import HEADER, Watch, account
-from headstart.server.metrics import Metrics
+from headstart.server.metrics import LEFT, Metrics
 from headstart.server.openapi import describe
 from headstart.server.playground import add_playground
 from headstart.server.protocol import ChatAsked, CompletionAsked, DetokenizeAsked, TokenizeAsked, new_id, now
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from headstart.server.tracing import Tracing
 
 log = logging.getLogger("headstart.server")
-LEFT = 499  # as nginx has it: the client closed the request
 
 
 @dataclass(frozen=True)
@@ -53,10 +52,11 @@ def create_app(llm: LLM, settings: ServerSettings | None = None, tracing: Tracin
     settings = settings or ServerSettings()
     app = FastAPI(title="Headstart", version=VERSION, docs_url=None, redoc_url=None)
     app.state.gate = gate = Gate(llm.engine.config.max_num_seqs + settings.max_queue, settings.keys)
+    app.state.give_up = lambda: llm.end_all(Closing("The server was shut down before this answer was complete."))
     meters = Metrics(llm, gate, settings.name, settings.metrics_prefix)
     answers = Answers(llm, settings.name, meters, settings.max_prompt_tokens, settings.max_output_tokens)
     _guard(app, gate, settings)
-    app.add_middleware(Watch, trace=tracing)
+    app.add_middleware(Watch, trace=tracing, count=meters.answered)
     _explain_errors(app)
     add_playground(app, llm, meters, settings.name)
 

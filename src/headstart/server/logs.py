@@ -11,7 +11,7 @@ import logging
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -26,6 +26,7 @@ from headstart.core import Stats
 log = logging.getLogger("headstart.server")
 HEADER = "x-request-id"
 LOOKING = ("GET", "HEAD", "OPTIONS")  # probes and scrapes come every few seconds, and say nothing when they go well
+OTHER = "other"  # than our routes: in metrics, anybody could make up as many as they like
 LONGEST = 200  # characters of a path that is none of ours
 
 
@@ -93,8 +94,13 @@ def account() -> Account:
 class Watch:
     """Stands around everything else: gives each request an account and an id, and tells how it ended."""
 
-    def __init__(self, app: ASGIApp, trace: Callable[[Account, Mapping[str, str]], None] | None = None) -> None:
-        self.app, self.trace = app, trace
+    def __init__(
+        self,
+        app: ASGIApp,
+        trace: Callable[[Account, Mapping[str, str]], None] | None = None,
+        count: Callable[[str, int | None], None] = lambda route, status: None,
+    ) -> None:
+        self.app, self.trace, self.count = app, trace, count
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -116,6 +122,7 @@ class Watch:
             raise
         finally:
             own.close(_route(scope))
+            self.count(own.route if scope.get("route") is not None else OTHER, own.status)
             if self.trace is not None:
                 self.trace(own, Headers(scope=scope))
             _tell(own)
@@ -162,7 +169,7 @@ class JsonForm(logging.Formatter):
 FORMS: Mapping[str, type[logging.Formatter]] = {"text": TextForm, "json": JsonForm}
 
 
-def _told(record: logging.LogRecord) -> MutableMapping[str, Any]:
+def _told(record: logging.LogRecord) -> dict[str, Any]:
     out: dict[str, Any] = {
         "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
         "level": record.levelname.lower(),

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from headstart.llm import LLM
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
+LEFT = 499  # as nginx has it: the client closed the request
 Labels = dict[str, str]
 
 
@@ -61,6 +62,7 @@ class Metrics(Collector):
         self.llm, self.gate, self.prefix, self.meter = llm, gate, prefix, Meter()
         self._model = model
         self._ended: dict[str, int] = defaultdict(int)  # requests, by why
+        self._answered: dict[tuple[str, str], int] = defaultdict(int)  # over HTTP, by route and status
         self._sums: dict[str, float] = defaultdict(float)
         self.registry = CollectorRegistry(auto_describe=False)
         self._times = {
@@ -97,6 +99,10 @@ class Metrics(Collector):
             self.tokens(rest, stats.time_total - stats.time_to_first_token, False)
         self.steps(stats.steps)
         self.ended(reason, stats)
+
+    def answered(self, route: str, status: int | None) -> None:
+        """Somebody was told this; None: nobody was there any more."""
+        self._answered[route, str(status or LEFT)] += 1
 
     def abandoned(self, count: int, so_far: Iterable[Stats] = ()) -> None:
         """So many did not come to their end: the client left, or a step failed."""
@@ -183,6 +189,8 @@ class Metrics(Collector):
         yield self._counter("prefix_cache_queries", "Prompt tokens that were looked for in KV.", [({}, s["prompt"])])
         yield self._counter("prefix_cache_hits", "Prompt tokens that were found there.", [({}, s["cached"])])
         yield self._counter("num_preemptions", "Requests that were set aside for others.", [({}, s["preemptions"])])
+        told = [({"route": route, "status": status}, n) for (route, status), n in sorted(self._answered.items())]
+        yield self._counter("http_requests", "Requests over HTTP, refused ones too.", told, ["route", "status"])
         yield self._counter(
             "requests_turned_away", "Requests that found the queue full.", [({}, self.gate.turned_away)]
         )

@@ -1,20 +1,23 @@
 """What answers look like, for the document at `/openapi.json`: clients are generated from it, and tests hold the server to it.
 
-Requests describe themselves, see `protocol`. Answers are written as they are, without a model that checks each of them on its
-way out; so their shapes stand here, and the tests compare them with what is sent.
+Requests describe their fields themselves, see `protocol`; what values those may have is checked further in and said here.
+Answers are written as they are, without a model that checks each of them on its way out; so their shapes stand here. The tests
+compare both with what the server takes and sends.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NotRequired
 
 from fastapi import FastAPI
 from pydantic import TypeAdapter
-from typing_extensions import NotRequired, TypedDict  # pydantic reads typing's own from Python 3.12 on
+from typing_extensions import TypedDict  # pydantic reads typing's own from Python 3.12 on
 
 from headstart.server.gate import OPEN
+from headstart.server.logs import HEADER
+from headstart.server.protocol import IDLE, MOST_STOPS
 
 JSON, EVENTS, TEXT = "application/json", "text/event-stream", "text/plain"
 WHERE = "#/components/schemas/"
@@ -242,7 +245,9 @@ class Text(TypedDict):
 
 
 class Health(TypedDict):
-    status: Literal["ok"]
+    status: Literal["ok", "failed"]
+    restarts: int
+    last_error: str | None
 
 
 class Ready(TypedDict):
@@ -253,6 +258,102 @@ class Version(TypedDict):
     version: str
 
 
+# ------------------------------------------------------------------ what requests may say
+TOKEN: dict[str, Any] = {"type": "integer", "minimum": 0}
+WORD: dict[str, Any] = {"type": "string", "minLength": 1}
+SHARE, PENALTY = {"exclusiveMinimum": 0, "maximum": 1}, {"minimum": -2, "maximum": 2}
+
+
+def _some(items: Mapping[str, Any]) -> dict[str, Any]:
+    return {"type": "array", "items": items, "minItems": 1}
+
+
+PART = {
+    "type": "object",
+    "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+    "required": ["type", "text"],
+}
+MESSAGE = {
+    "type": "object",
+    "properties": {
+        "role": {"type": "string", "examples": ["system", "user", "assistant", "tool"]},
+        "content": {"anyOf": [{"type": "string"}, {"type": "array", "items": PART}, {"type": "null"}]},
+        "tool_calls": {"type": "array", "items": {"type": "object"}},
+    },
+    "required": ["role"],
+    "additionalProperties": True,  # templates may read more
+}
+FUNCTION = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "description": {"type": "string"}, "parameters": {"type": "object"}},
+    "required": ["name"],
+    "additionalProperties": True,
+}
+TOOL = {
+    "type": "object",
+    "properties": {"type": {"const": "function"}, "function": FUNCTION},
+    "required": ["function"],
+    "additionalProperties": True,
+}
+FORM = {
+    "properties": {
+        "json": {"anyOf": [{"type": "object"}, {"type": "string"}], "description": "a JSON schema"},
+        "regex": {"type": "string"},
+        "choice": _some(WORD),
+        "grammar": {"type": "string", "description": "in Lark's notation or in llama.cpp's GBNF"},
+        "json_object": {"const": True},
+    },
+    "minProperties": 1,
+    "maxProperties": 1,
+    "additionalProperties": False,
+}
+LIMITS: dict[str, dict[str, Any]] = {
+    "messages": {"items": MESSAGE, "minItems": 1},
+    "tools": {"items": TOOL},
+    "structured_outputs": FORM,
+    "n": {"minimum": 1, "maximum": 256},
+    "max_tokens": {"minimum": 1},
+    "max_completion_tokens": {"minimum": 1},
+    "min_tokens": {"minimum": 0},
+    "temperature": {"minimum": 0, "maximum": 10_000},
+    "top_k": {"minimum": -1},
+    "top_p": SHARE,
+    "typical_p": SHARE,
+    "min_p": {"minimum": 0, "maximum": 1},
+    "repetition_penalty": {"exclusiveMinimum": 0, "maximum": 10_000},
+    "presence_penalty": PENALTY,
+    "frequency_penalty": PENALTY,
+    "logprobs": {"minimum": 0},
+    "top_logprobs": {"minimum": 0},
+    "bad_words": {"items": WORD},
+    "stop_token_ids": {"items": TOKEN},
+    "logit_bias": {"propertyNames": {"pattern": "^[0-9]+$"}},
+    "tokens": {"items": TOKEN},
+}
+EITHER: dict[str, list[dict[str, Any]]] = {  # where a field takes several shapes, these
+    "prompt": [WORD, _some(WORD), _some(TOKEN), _some(_some(TOKEN))],
+    "stop": [WORD, {"type": "array", "items": WORD, "maxItems": MOST_STOPS}, {"type": "null"}],
+}
+HELLO = [{"role": "user", "content": "Hello"}]
+EXAMPLES: dict[str, dict[str, Any]] = {
+    "/v1/completions": {
+        "whole": {"prompt": "Once upon a time", "max_tokens": 20},
+        "streamed": {"prompt": "Once upon a time", "stream": True, "stream_options": {"include_usage": True}},
+        "told": {"prompt": ["One", "Two"], "logprobs": 2, "metrics": True, "return_token_ids": True},
+        "plain": {"prompt": "Once upon a time", "temperature": 0, "speculative": False},
+        "formed": {"prompt": "Yes or no?", "structured_outputs": {"choice": ["yes", "no"]}},
+    },
+    "/v1/chat/completions": {
+        "whole": {"messages": HELLO, "max_tokens": 20},
+        "streamed": {"messages": HELLO, "max_tokens": 20, "stream": True, "show_drafts": True},
+        "told": {"messages": HELLO, "max_tokens": 20, "logprobs": True, "top_logprobs": 2},
+        "formed": {"messages": HELLO, "max_tokens": 20, "response_format": {"type": "json_object"}},
+    },
+    "/tokenize": {"text": {"prompt": "Once upon a time"}, "chat": {"messages": HELLO}},
+    "/detokenize": {"text": {"tokens": [1, 2, 3]}},
+}
+
+
 # ------------------------------------------------------------------ which route says what
 @dataclass(frozen=True)
 class Says:
@@ -261,6 +362,7 @@ class Says:
     what: str
     content: Mapping[str, Any]  # media type -> shape
     refuses: tuple[int, ...] = ()
+    failing: str = ""  # with a 503 of the same shape
 
 
 REFUSALS = {
@@ -281,8 +383,8 @@ ROUTES = {
     "/detokenize": Says("The text.", {JSON: Text}, ASKS),
     "/stats": Says("What was done so far, and why it is drafted so.", {JSON: dict[str, Any]}),
     "/metrics": Says("Prometheus.", {TEXT: str}),
-    "/health": Says("Alive.", {JSON: Health}),
-    "/ready": Says("Takes requests.", {JSON: Ready}),
+    "/health": Says("Alive.", {JSON: Health}, failing="The engine has ended for good."),
+    "/ready": Says("Takes requests.", {JSON: Ready}, failing="The server is shutting down."),
     "/version": Says("Which version.", {JSON: Version}),
 }
 
@@ -308,12 +410,36 @@ def _described(document: dict[str, Any], keys: bool) -> dict[str, Any]:
         known.pop(name, None)
     if keys:
         parts["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+    for name, shape in known.items():
+        if name.endswith("Asked"):
+            _limit(shape)
     for path, operations in document["paths"].items():
         for operation in operations.values():
+            _illustrate(path, operation)
             operation["responses"] = _responses(path, shapes)
             if keys and path not in OPEN:
                 operation["security"] = [{"key": []}]
     return document
+
+
+def _limit(shape: dict[str, Any]) -> None:
+    """Say which values of a request are usable, and that no other names are."""
+    properties = shape["properties"]
+    for name, about in properties.items():
+        usual = [option for option in about.get("anyOf", [about]) if option.get("type") != "null"]
+        if len(usual) == 1:
+            usual[0] |= LIMITS.get(name, {})
+        elif name in EITHER:
+            about["anyOf"] = EITHER[name]
+    if shape.pop("additionalProperties", None) is True:  # those that mean nothing here and are accepted
+        properties |= {name: {"description": "means nothing here"} for name in sorted(IDLE)}
+    shape["additionalProperties"] = False
+
+
+def _illustrate(path: str, operation: dict[str, Any]) -> None:
+    if "requestBody" in operation:
+        examples = {name: {"value": value} for name, value in EXAMPLES.get(path, {}).items()}
+        operation["requestBody"]["content"][JSON]["examples"] = examples
 
 
 def _responses(path: str, shapes: Mapping[tuple[str, str], Any]) -> dict[str, Any]:
@@ -323,8 +449,10 @@ def _responses(path: str, shapes: Mapping[tuple[str, str], Any]) -> dict[str, An
     out: dict[str, Any] = {"200": {"description": says.what} | ({"content": content} if content else {})}
     for status in sorted({*says.refuses, *(() if path in OPEN else (401,))}):
         out[str(status)] = _refusal(status)
-    if path == "/ready":
-        out["503"] = {"description": "Shuts down.", "content": content}
+    if says.failing:
+        out["503"] = {"description": says.failing, "content": content}
+    for about in out.values():
+        about.setdefault("headers", {})[HEADER] = {"required": True, "schema": {"type": "string"}}
     return out
 
 
@@ -343,4 +471,4 @@ def _shapes() -> tuple[dict[tuple[str, str], Any], dict[str, Any]]:
     wanted = {(path, kind): shape for path, says in ROUTES.items() for kind, shape in says.content.items()}
     inputs = [(key, "validation", TypeAdapter(shape)) for key, shape in [*wanted.items(), ((), Error)]]
     found, together = TypeAdapter.json_schemas(inputs, ref_template=WHERE + "{model}")  # type: ignore[arg-type]
-    return {key: found[key, "validation"] for key in wanted}, together["$defs"]  # type: ignore[index]
+    return {key: found[key, "validation"] for key in wanted}, together["$defs"]

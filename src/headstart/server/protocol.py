@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from headstart.core import SamplingParams
 from headstart.errors import BadInput, nearest
@@ -39,6 +39,38 @@ SHARED = (  # names that are the same in SamplingParams
     "frequency_penalty", "logit_bias", "bad_words", "stop", "stop_token_ids", "include_stop_str_in_output", "ignore_eos",
     "skip_special_tokens", "seed",
 )  # fmt: skip
+
+
+LONGEST_NAME = 100  # characters of an unknown name that are looked at
+
+
+def _check_texts(given: Any) -> None:
+    """JSON may name one half of a character that takes two (a surrogate): no tokenizer reads that, and no answer can say it."""
+    left = [given]
+    while left:  # no recursion: nobody knows how deep it goes
+        value = left.pop()
+        if isinstance(value, dict):
+            left += [*value.keys(), *value.values()]
+        elif isinstance(value, list):
+            left += [item for item in value if isinstance(item, (str, list, dict))]
+        elif isinstance(value, str) and not value.isascii():
+            try:
+                value.encode()
+            except UnicodeEncodeError as error:
+                raise ValueError("A text holds half a character (a lone surrogate), which is no Unicode.") from error
+
+
+def _calls_in_lists(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    if any(not isinstance(message.get("tool_calls") or [], list) for message in messages):
+        raise ValueError("tool_calls of a message should be a list.")
+    return messages
+
+
+# A list of a million wrong things is one mistake: to tell all of them takes minutes and gigabytes.
+Objects = Annotated[list[dict[str, Any]], Field(fail_fast=True)]
+Messages = Annotated[Objects, AfterValidator(_calls_in_lists)]
+Texts = Annotated[list[str], Field(fail_fast=True)]
+Tokens = Annotated[list[int], Field(fail_fast=True)]
 
 
 class Strict(BaseModel):
@@ -125,12 +157,14 @@ class Asked(BaseModel):
     @classmethod
     def _leave_out_nulls(cls, given: Any) -> Any:
         """OpenAI's clients may send null for what they do not say."""
+        _check_texts(given)
         return {k: v for k, v in given.items() if v is not None} if isinstance(given, dict) else given
 
     @model_validator(mode="after")
     def _know_all(self) -> Asked:
         for name in self.model_extra or {}:
             if name not in IDLE:
+                name = name[:LONGEST_NAME]
                 raise ValueError(f"Unknown field {name!r}.{nearest(name, type(self).model_fields)}")
         if self.stream_options is not None and not self.stream:
             raise ValueError("stream_options are for stream=true.")
@@ -140,6 +174,8 @@ class Asked(BaseModel):
 
     def sampling(self, max_tokens: int, logprobs: int | None) -> SamplingParams:
         form = self.structured_outputs
+        if form is not None:  # what is false or null is not asked for
+            form = {name: value for name, value in form.items() if value not in (None, False)}
         if self.response_format is not None and (own := self.response_format.form()) is not None:
             if form is not None:
                 raise BadInput(
@@ -160,7 +196,7 @@ class Asked(BaseModel):
 
 
 class CompletionAsked(Asked):
-    prompt: str | list[str] | list[int] | list[list[int]]
+    prompt: str | Texts | Tokens | Annotated[list[Tokens], Field(fail_fast=True)]
     max_tokens: int | None = None
     logprobs: int | None = Field(None, le=MOST_LOGPROBS)
     echo: bool = False
@@ -188,12 +224,12 @@ class CompletionAsked(Asked):
 
 
 class ChatAsked(Asked):
-    messages: list[dict[str, Any]]
+    messages: Messages
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
     logprobs: bool = False
     top_logprobs: int | None = Field(None, le=MOST_LOGPROBS)
-    tools: list[dict[str, Any]] | None = None
+    tools: Objects | None = None
     tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None = None
     parallel_tool_calls: bool = True
     chat_template_kwargs: dict[str, Any] = {}
@@ -209,13 +245,19 @@ class ChatAsked(Asked):
 class TokenizeAsked(Strict):
     model: str | None = None
     prompt: str | None = None
-    messages: list[dict[str, Any]] | None = None
+    messages: Messages | None = None
     add_special_tokens: bool = True
+
+    @model_validator(mode="before")
+    @classmethod
+    def _whole_texts(cls, given: Any) -> Any:
+        _check_texts(given)
+        return given
 
 
 class DetokenizeAsked(Strict):
     model: str | None = None
-    tokens: list[int]
+    tokens: Tokens
 
 
 def _within(given: int, most: int) -> int:

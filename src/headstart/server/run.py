@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
+import math
 import signal
 import socket
 import ssl
@@ -17,6 +19,9 @@ from fastapi import FastAPI
 
 from headstart.errors import ConfigError
 from headstart.server.logs import written
+
+log = logging.getLogger("headstart.server")
+LAST_WORDS = 5  # seconds for telling those that are not done
 
 
 @dataclass(frozen=True)
@@ -50,7 +55,21 @@ class Address:
 
 
 class Server(uvicorn.Server):
-    """Takes nothing new on once it is told to stop, and gives what runs some seconds."""
+    """Takes nothing new on once it is told to stop, and gives what runs some seconds. What is not done then is told so."""
+
+    def __init__(self, config: uvicorn.Config, drain: float = 30.0) -> None:
+        super().__init__(config)
+        self.drain = drain
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        state = self.config.app.state if isinstance(self.config.app, FastAPI) else None
+        if state is None:
+            await super().shutdown(sockets)
+            return
+        state.gate.closing = True
+        overdue = asyncio.get_running_loop().call_later(self.drain, state.give_up)
+        await super().shutdown(sockets)
+        overdue.cancel()
 
     def handle_exit(self, sig: int, frame: Any) -> None:
         app = self.config.app
@@ -82,8 +101,9 @@ def serve(
 ) -> None:
     config = uvicorn.Config(
         app, address.host, address.port, log_level=log_level, log_config=None, access_log=False,
-        timeout_graceful_shutdown=int(drain), ssl_certfile=address.ssl_certfile, ssl_keyfile=address.ssl_keyfile,
-        root_path=address.root_path, lifespan="off",
+        timeout_graceful_shutdown=math.ceil(drain) + LAST_WORDS, ssl_certfile=address.ssl_certfile,
+        ssl_keyfile=address.ssl_keyfile, root_path=address.root_path, lifespan="off",
     )  # fmt: skip
     with written(log_level, log_format):
-        asyncio.run(Server(config).serve(sockets=[door]))
+        log.info("listening at %s", address.url)
+        asyncio.run(Server(config, drain).serve(sockets=[door]))

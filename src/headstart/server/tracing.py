@@ -61,7 +61,11 @@ class Tracing:
             name,
             context=self._callers.extract(caller),
             kind=self._api.SpanKind.SERVER,
-            attributes={"gen_ai.operation.name": operation, "gen_ai.request.model": self._model, **_attributes(account)},
+            attributes={
+                "gen_ai.operation.name": operation,
+                "gen_ai.request.model": self._model,
+                **_attributes(account),
+            },
             start_time=account.arrived,
         )
         account.trace_id = f"{span.get_span_context().trace_id:032x}"

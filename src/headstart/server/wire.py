@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 import json
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
 from typing import Any, TypeVar
 
 from starlette.responses import JSONResponse, Response
@@ -18,6 +19,7 @@ from headstart.server.protocol import error
 log = logging.getLogger("headstart.server")
 T = TypeVar("T")
 END = b"data: [DONE]\n\n"
+STALLED = 60.0  # seconds after which a client that takes nothing is given up
 
 
 def say(status: int, message: str, kind: str = "invalid_request_error", **headers: str) -> JSONResponse:
@@ -41,16 +43,16 @@ async def end(*tasks: asyncio.Future[Any]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def unless_left(receive: Receive, work: Awaitable[T]) -> T:
-    """The result of this work; cancelled, where the client leaves first."""
-    task, watch = asyncio.ensure_future(work), asyncio.create_task(_left(receive))
+async def unless_left(receive: Receive, work: Awaitable[T], *signs: Coroutine[Any, Any, None]) -> T:
+    """The result of this work; cancelled, where the client leaves first, or a sign comes that it is as good as gone."""
+    task, watches = asyncio.ensure_future(work), [asyncio.create_task(sign) for sign in (_left(receive), *signs)]
     try:
-        await asyncio.wait({task, watch}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({task, *watches}, return_when=asyncio.FIRST_COMPLETED)
         if task.done():
             return task.result()
         raise ClientLeft
     finally:
-        await end(task, watch)
+        await end(task, *watches)
 
 
 class Begun:
@@ -91,19 +93,27 @@ class EventStream(Response):
     ) -> None:
         """`after` is called at the end, whatever became of the events."""
         self.events, self.after, self.status_code, self.background = events, after, 200, None
+        self._since: float | None = None  # when the write began that the client does not take
         self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no", **(headers or {})})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             with contextlib.suppress(ClientLeft):
-                await unless_left(receive, self._pump(send))
+                await unless_left(receive, self._pump(send), self._stalled())
         finally:
             await self.events.aclose()
             self.after()
 
+    async def _stalled(self) -> None:
+        """A client that reads nothing holds a place that others wait for."""
+        while self._since is None or time.monotonic() - self._since < STALLED:
+            await asyncio.sleep(STALLED / 4)
+
     async def _pump(self, send: Send) -> None:
         async def write(data: bytes, more: bool = True) -> None:
+            self._since = time.monotonic()
             await send({"type": "http.response.body", "body": data, "more_body": more})
+            self._since = None
 
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         try:
