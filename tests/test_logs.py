@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import io
 import json
 import logging
@@ -235,8 +234,8 @@ def test_uvicorn_speaks_in_the_same_form(llm, monkeypatch) -> None:
     address, log = run.Address(port=0), io.StringIO()
     door = address.bind()
     app = create_app(llm, ServerSettings("tiny"))
-    with contextlib.redirect_stderr(log):
-        thread = threading.Thread(target=run.serve, args=(app, address, door, 2.0, "info", "json"))
+    with written("info", "json", log):
+        thread = threading.Thread(target=run.serve, args=(app, address, door, 2.0, "info"))
         thread.start()
         while not (made and made[0].started):
             time.sleep(0.01)

@@ -21,7 +21,7 @@ from headstart import LLM, SamplingParams
 from headstart.server.app import ServerSettings, create_app
 from headstart.server.gate import Gate
 from headstart.server.run import Server
-from headstart.server.tools import Call, ToolReader
+from headstart.server.tools import HERMES, LLAMA, MISTRAL, Call, ToolReader
 from tests import tiny
 
 PROMPT = "the quick brown fox jumps over the lazy dog and the quick brown fox"
@@ -408,22 +408,53 @@ TWO_CALLS = (
 )
 
 
+PAIR = '[{"name": "a", "arguments": {"x": 1}}, {"name": "b", "arguments": "{}"}]'
+
+
 @pytest.mark.parametrize("size", [1, 3, 1000])
 @pytest.mark.parametrize(
-    "text, shown, names",
+    "dialect, text, shown, names",
     [
-        (TWO_CALLS, "Well.", ["a", "b"]),
-        ("x <tool_cal y", "x <tool_cal y", []),
-        ("<tool_call>no JSON</tool_call> and on", "<tool_call>no JSON and on", []),
+        (HERMES, TWO_CALLS, "Well.", ["a", "b"]),
+        (HERMES, "x <tool_cal y", "x <tool_cal y", []),
+        (HERMES, "<tool_call>no JSON</tool_call> and on", "<tool_call>no JSON and on", []),
+        (MISTRAL, f"Well. [TOOL_CALLS]{PAIR}", "Well.", ["a", "b"]),
+        (MISTRAL, "[TOOL_CALLS] no list", " no list", []),
+        (MISTRAL, "[1, 2] is a list", "[1, 2] is a list", []),
+        (LLAMA, '{"name": "a", "parameters": {}}; {"name": "b", "parameters": {"x": 1}}', "", ["a", "b"]),
+        (LLAMA, '<|python_tag|>{"name": "a", "parameters": {}}', "", ["a"]),
+        (LLAMA, '{"no": "call"}', '{"no": "call"}', []),
+        (LLAMA, 'Look: {"name": "a", "parameters": {}}', 'Look: {"name": "a", "parameters": {}}', []),
     ],
 )  # fmt: skip
-def test_calls_are_found_however_the_text_comes(text, shown, names, size: int) -> None:
-    reader = ToolReader()
+def test_calls_are_found_however_the_text_comes(dialect, text, shown, names, size: int) -> None:
+    reader = ToolReader(dialect)
     pieces = [text[i : i + size] for i in range(0, len(text), size)]
     found = [one for i, piece in enumerate(pieces) for one in reader.feed(piece, i == len(pieces) - 1)]
     assert "".join(one for one in found if isinstance(one, str)) == shown
     calls = [one for one in found if isinstance(one, Call)]
     assert [c.name for c in calls] == names and all(isinstance(json.loads(c.arguments), dict) for c in calls)
+
+
+def test_words_that_are_hidden_stay_hidden() -> None:
+    reader = ToolReader(MISTRAL, hidden=["</s>"])
+    assert [*reader.feed("Well.</s>"), *reader.feed("", last=True)] == ["Well."]
+    [call] = ToolReader(MISTRAL, hidden=["</s>"]).feed('[TOOL_CALLS][{"name": "a", "arguments": {}}]</s>', last=True)
+    assert call.name == "a"
+
+
+@pytest.mark.parametrize("sign", ["[TOOL_CALLS]", '"parameters": dictionary'])
+@pytest.mark.parametrize("several", [True, False])
+def test_every_dialect_can_be_required(llm, client, monkeypatch, sign: str, several: bool) -> None:
+    monkeypatch.setattr(llm.tokenizer.hf, "chat_template", "{% if tools %}" + sign + "{% endif %}" + tiny.TEMPLATE)
+    how = dict(messages=MESSAGES, tools=[TOOL], tool_choice="required", max_tokens=300, temperature=1.0, seed=3)
+    out = client.chat.completions.create(model="tiny", parallel_tool_calls=several, **how).choices[0]
+    if out.finish_reason != "length":
+        calls = out.message.tool_calls
+        assert calls and all(json.loads(c.function.arguments)["at"] in ("sky", "sea") for c in calls)
+        assert several or len(calls) == 1
+    else:
+        assert several, "one call ends"
 
 
 # ------------------------------------------------------------------ mistakes

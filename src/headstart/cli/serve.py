@@ -185,7 +185,7 @@ def serve(
         return
     try:
         from headstart.server.app import ServerSettings, create_app
-        from headstart.server.logs import FORMS
+        from headstart.server.logs import FORMS, written
         from headstart.server.run import Address
         from headstart.server.run import serve as run
         from headstart.server.tracing import Tracing
@@ -211,6 +211,7 @@ def serve(
     door = address.bind()  # what is wrong with it is said before a model is loaded
     address = replace(address, port=door.getsockname()[1])  # 0: any that is free
     with contextlib.ExitStack() as held:
+        held.enter_context(written(server.log_level, server.log_format))
         tracing = None
         if server.otlp_endpoint is not None:
             tracing = held.enter_context(contextlib.closing(Tracing.to(server.otlp_endpoint, settings.name)))
@@ -218,7 +219,7 @@ def serve(
             engine.open(spec, max_num_seqs=server.max_num_seqs, max_batch_tokens=server.max_batch_tokens)
         )
         note(f"Serving {settings.name} at {address.url}/v1. Ctrl-C ends.")
-        run(create_app(llm, settings, tracing), address, door, server.drain, server.log_level, server.log_format)
+        run(create_app(llm, settings, tracing), address, door, server.drain, server.log_level)
 
 
 def dashboard(prefix: str) -> str:

@@ -15,7 +15,7 @@ from headstart.core import Chunk, Completion, SamplingParams, Stats, TokenLogpro
 from headstart.errors import BadInput
 from headstart.server import tools
 from headstart.server.protocol import Asked, ChatAsked, CompletionAsked, new_id, now
-from headstart.server.tools import Call, ToolReader
+from headstart.server.tools import Call, Dialect, ToolReader
 from headstart.server.wire import end
 from headstart.text import Spans
 
@@ -35,7 +35,8 @@ class Order:
     prompts: list[list[int]]
     params: SamplingParams
     id: str
-    tools: bool = False  # whether calls of tools are looked for
+    dialect: Dialect | None = None  # in which calls of tools are looked for,
+    calls: bool = False  # and whether the answer has to be one
     created: int = field(default_factory=now)
 
     @property
@@ -68,14 +69,16 @@ class Answers:
             raise BadInput(f"The prompt has {longest} tokens; this server takes at most {self._most_prompt}.")
         room = self.llm.engine.max_len - longest
         params = asked.params(room if self._most_output is None else min(room, self._most_output))
-        if given and isinstance(asked, ChatAsked):
-            params = _with_calls(asked, given, params)
+        dialect = self._dialect() if given else None
+        calls = isinstance(asked, ChatAsked) and dialect is not None and asked.tool_choice not in (None, "auto")
+        if dialect is not None and isinstance(asked, ChatAsked):
+            params = _with_calls(asked, given, params, dialect)
         check = functools.partial(self.llm.check, prompts, params, speculative=asked.speculation())
         if params.structured_outputs is not None:  # a grammar may take a while to compile
             await asyncio.to_thread(check)
         else:
             check()
-        return Order(asked, prompts, params, asked.request_id or new_id(kind), bool(given))
+        return Order(asked, prompts, params, asked.request_id or new_id(kind), dialect, calls)
 
     async def tokens_of(self, asked: ChatAsked, given: Sequence[dict[str, Any]] = ()) -> list[int]:
         """Of a conversation in which the model is told about these tools."""
@@ -103,9 +106,13 @@ class Answers:
         if not asked.tools or asked.tool_choice == "none":
             return []
         tools.check(asked.tools)
-        if not tools.is_known(getattr(self.llm.tokenizer.hf, "chat_template", None)):
-            raise BadInput("tools are not available with this model: its chat template has no <tool_call>.")
+        if self._dialect() is None:
+            signs = ", ".join(d.sign for d in tools.DIALECTS)
+            raise BadInput(f"tools are not available with this model: its chat template has none of {signs}.")
         return asked.tools
+
+    def _dialect(self) -> Dialect | None:
+        return tools.dialect(getattr(self.llm.tokenizer.hf, "chat_template", None))
 
     # ------------------------------------------------------------------ pieces
     async def pieces(self, order: Order) -> AsyncGenerator[Piece, None]:
@@ -183,7 +190,7 @@ class Answers:
         out: dict[str, Any] = {"index": i}
         reason = completion.finish_reason
         if _is_chat(order):
-            text, calls = _read_calls(order.tools, completion.text)
+            text, calls = self._read_calls(order, completion.text)
             out["message"] = {"role": "assistant", "content": text if text or not calls else None}
             if calls:
                 out["message"]["tool_calls"] = [call.to_dict() for call in calls]
@@ -200,6 +207,19 @@ class Answers:
             out["prompt_token_ids"] = order.prompts[i // order.params.n]
         return out
 
+    def _reader(self, order: Order) -> ToolReader | None:
+        if order.dialect is None:
+            return None
+        hidden = self.llm.tokenizer.hf.all_special_tokens if order.dialect.marked else ()
+        return ToolReader(order.dialect, order.calls, [t for t in hidden if t != order.dialect.begin])
+
+    def _read_calls(self, order: Order, text: str) -> tuple[str, list[Call]]:
+        reader = self._reader(order)
+        if reader is None:
+            return text, []
+        found = list(reader.feed(text, last=True))
+        return "".join(one for one in found if isinstance(one, str)), [one for one in found if isinstance(one, Call)]
+
     def _echo(self, order: Order, i: int) -> str:
         return self.llm.tokenizer.decode(order.prompts[i // order.params.n], True)
 
@@ -209,7 +229,7 @@ class Answers:
         kind = "chat.completion.chunk" if _is_chat(order) else "text_completion"
         frame = self._frame(order, kind)
         stats: dict[int, Stats] = {}
-        voices = [Voice(order.tools) for _ in range(order.count)]
+        voices = [Voice(self._reader(order)) for _ in range(order.count)]
         sketches = [Sketch(self._decode(order)) for _ in range(order.count)] if order.asked.show_drafts else []
         async with aclosing(self.pieces(order)) as pieces:
             async for index, chunk in pieces:
@@ -279,22 +299,24 @@ class Answers:
         }
 
 
-def _with_calls(asked: ChatAsked, given: Sequence[dict[str, Any]], params: SamplingParams) -> SamplingParams:
+def _with_calls(
+    asked: ChatAsked, given: Sequence[dict[str, Any]], params: SamplingParams, dialect: Dialect
+) -> SamplingParams:
     """Where a call is required, the answer has its form; else a model may write one."""
     if asked.tool_choice in (None, "auto"):
-        return params
+        return replace(params, skip_special_tokens=False) if dialect.marked else params
     if params.structured_outputs is not None:
         raise BadInput("A required tool and a response_format both say what form the answer has: leave one out.")
-    form = tools.form(tools.usable(given, asked.tool_choice), asked.parallel_tool_calls)
+    form = dialect.form(tools.usable(given, asked.tool_choice), asked.parallel_tool_calls)
     return replace(params, structured_outputs=form)
 
 
 class Voice:
     """One choice of a streamed answer: who has spoken, and how many tools were called."""
 
-    def __init__(self, reads: bool) -> None:
+    def __init__(self, reader: ToolReader | None) -> None:
         self.begun, self.calls, self.length = False, 0, 0
-        self._reader = ToolReader() if reads else None
+        self._reader = reader
 
     def delta(self, chunk: Chunk) -> dict[str, Any]:
         out: dict[str, Any] = {} if self.begun else {"role": "assistant"}
@@ -334,13 +356,6 @@ class Sketch:
                 "accepted": chunk.accepted,
             },
         }
-
-
-def _read_calls(reads: bool, text: str) -> tuple[str, list[Call]]:
-    if not reads:
-        return text, []
-    found = list(ToolReader().feed(text, last=True))
-    return "".join(one for one in found if isinstance(one, str)), [one for one in found if isinstance(one, Call)]
 
 
 def _in_order(stats: Mapping[int, Stats]) -> list[Stats]:

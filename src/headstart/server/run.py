@@ -18,7 +18,6 @@ import uvicorn
 from fastapi import FastAPI
 
 from headstart.errors import ConfigError
-from headstart.server.logs import written
 
 log = logging.getLogger("headstart.server")
 LAST_WORDS = 5  # seconds for telling those that are not done
@@ -91,19 +90,12 @@ class Server(uvicorn.Server):
                 signal.signal(s, handler)
 
 
-def serve(
-    app: FastAPI,
-    address: Address,
-    door: socket.socket,
-    drain: float = 30.0,
-    log_level: str = "warning",
-    log_format: str = "text",
-) -> None:
+def serve(app: FastAPI, address: Address, door: socket.socket, drain: float = 30.0, log_level: str = "warning") -> None:
+    """What is logged goes wherever the caller has set that up."""
     config = uvicorn.Config(
         app, address.host, address.port, log_level=log_level, log_config=None, access_log=False,
         timeout_graceful_shutdown=math.ceil(drain) + LAST_WORDS, ssl_certfile=address.ssl_certfile,
         ssl_keyfile=address.ssl_keyfile, root_path=address.root_path, lifespan="off",
     )  # fmt: skip
-    with written(log_level, log_format):
-        log.info("listening at %s", address.url)
-        asyncio.run(Server(config, drain).serve(sockets=[door]))
+    log.info("listening at %s", address.url)
+    asyncio.run(Server(config, drain).serve(sockets=[door]))
