@@ -231,6 +231,25 @@ def test_chat_goes_through_the_template(llm, client) -> None:
     assert again.choices[0].message.content == same.text
 
 
+def test_a_prompt_is_judged_as_evaluations_ask_for_it(llm, client) -> None:
+    """As lm-evaluation-harness does: echo, log probabilities, and nothing new."""
+    ids = llm.tokenizer.encode(PROMPT)
+    how = dict(model="tiny", prompt=PROMPT, temperature=0, echo=True, logprobs=2)
+    told = client.completions.create(max_tokens=0, **how).choices[0]
+    want = llm.generate(PROMPT, SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=2))[0].prompt_logprobs
+    assert told.text == PROMPT and told.logprobs.token_logprobs[0] is None and len(told.logprobs.tokens) == len(ids)
+    assert told.logprobs.token_logprobs[1:] == pytest.approx([t.logprob for t in want[1:]])
+    assert told.logprobs.top_logprobs[0] is None and len(told.logprobs.top_logprobs[1]) == 2
+    more = client.completions.create(max_tokens=3, **how, extra_body={"ignore_eos": True}).choices[0].logprobs
+    assert more.token_logprobs[: len(ids)] == told.logprobs.token_logprobs and len(more.tokens) == len(ids) + 3
+    extra = {"prompt_logprobs": 1}
+    own = client.completions.create(model="tiny", prompt=PROMPT, max_tokens=1, temperature=0, extra_body=extra)
+    first, *rest = own.choices[0].prompt_logprobs
+    assert first is None and [one[str(t)]["logprob"] for one, t in zip(rest, ids[1:], strict=True)] == pytest.approx(
+        [t.logprob for t in want[1:]]
+    )
+
+
 @pytest.mark.parametrize("chat", [True, False])
 def test_pieces_add_up_and_end_with_usage(client, chat: bool) -> None:
     how = dict(model="tiny", max_tokens=30, temperature=1.0, seed=5, n=2)
@@ -508,7 +527,7 @@ def test_every_dialect_can_be_required(llm, client, monkeypatch, sign: str, seve
         ("completions", {"prompt": PROMPT, "stop": ["x"] * 99}, 400, "stop"),
         ("completions", {"prompt": [PROMPT] * 400}, 400, "ask in parts"),
         ("completions", {"prompt": PROMPT, "request_id": "a\nb"}, 400, "request_id"),
-        ("completions", {"prompt": PROMPT, "echo": True, "logprobs": 1}, 400, "echo"),
+        ("completions", {"prompt": PROMPT, "echo": True, "logprobs": 1, "stream": True}, 400, "in whole answers"),
         ("nothing", {}, 404, "Not Found"),
     ],
 )

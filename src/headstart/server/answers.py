@@ -6,6 +6,7 @@ import asyncio
 import functools
 import itertools
 import json
+import math
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing, closing
 from dataclasses import dataclass, field, replace
@@ -177,7 +178,8 @@ class Answers:
         for completion in done:
             self.meters.whole(completion.finish_reason or "stop", completion.stats)
         out = self._frame(order, "chat.completion" if _is_chat(order) else "text_completion")
-        out["choices"] = [self._choice(order, i, completion) for i, completion in enumerate(done)]
+        prompts = [output.prompt_logprobs for output in outputs for _ in output.completions]
+        out["choices"] = [self._choice(order, i, *both) for i, both in enumerate(zip(done, prompts, strict=True))]
         out["usage"] = usage(order, stats)
         if order.asked.metrics:
             out["metrics"] = metrics(stats)
@@ -186,7 +188,9 @@ class Answers:
     def _frame(self, order: Order, kind: str) -> dict[str, Any]:
         return {"id": order.id, "object": kind, "created": order.created, "model": self.name}
 
-    def _choice(self, order: Order, i: int, completion: Completion) -> dict[str, Any]:
+    def _choice(
+        self, order: Order, i: int, completion: Completion, prompt: Sequence[TokenLogprobs | None] | None
+    ) -> dict[str, Any]:
         out: dict[str, Any] = {"index": i}
         reason = completion.finish_reason
         if _is_chat(order):
@@ -197,15 +201,40 @@ class Answers:
                 reason = "tool_calls" if reason == "stop" else reason
             out["logprobs"] = self._chat_logprobs(completion.logprobs)
         else:
-            asked = order.asked
-            prompt = self._echo(order, i) if isinstance(asked, CompletionAsked) and asked.echo else ""
-            out["text"] = prompt + completion.text
-            out["logprobs"] = self._completion_logprobs(completion.logprobs, 0)
+            assert isinstance(order.asked, CompletionAsked)
+            out |= self._completed(order.asked, order.prompts[i // order.params.n], completion, prompt)
         out["finish_reason"], out["stop_reason"] = reason, completion.stop_reason
         if order.asked.return_token_ids:
             out["token_ids"] = completion.token_ids
             out["prompt_token_ids"] = order.prompts[i // order.params.n]
         return out
+
+    def _completed(
+        self,
+        asked: CompletionAsked,
+        tokens: Sequence[int],
+        completion: Completion,
+        prompt: Sequence[TokenLogprobs | None] | None,
+    ) -> dict[str, Any]:
+        """The text of a completion and what is told about its tokens, and about the prompt's."""
+        text, told = ("", completion.logprobs and []) if asked.only_reads else (completion.text, completion.logprobs)
+        out: dict[str, Any] = {}
+        if asked.prompt_logprobs is not None and prompt is not None:
+            out["prompt_logprobs"] = [self._by_token(one) for one in prompt]
+        if asked.echo:
+            text = self.llm.tokenizer.decode(tokens, True) + text
+            if told is not None and prompt is not None:
+                read = [one or TokenLogprobs(token, math.nan, {}) for token, one in zip(tokens, prompt, strict=True)]
+                told = [*read, *told]
+        return out | {"text": text, "logprobs": self._completion_logprobs(told, 0)}
+
+    def _by_token(self, told: TokenLogprobs | None) -> dict[str, Any] | None:
+        """As vLLM has it; the first token of a prompt has none."""
+        if told is None:
+            return None
+        both = {told.token: told.logprob} | told.top
+        decode = self.llm.tokenizer.decode
+        return {str(t): {"logprob": max(p, -9999.0), "decoded_token": decode([t], False)} for t, p in both.items()}
 
     def _reader(self, order: Order) -> ToolReader | None:
         if order.dialect is None:
@@ -290,10 +319,10 @@ class Answers:
         decode = self.llm.tokenizer.decode
         tokens = [decode([t.token], False) for t in told]
         offsets = list(itertools.accumulate(map(len, tokens[:-1]), initial=offset))
-        top = [{decode([token], False): value for token, value in t.top.items()} for t in told]
+        top = [{decode([token], False): value for token, value in t.top.items()} or None for t in told]
         return {
             "tokens": tokens,
-            "token_logprobs": [max(t.logprob, -9999.0) for t in told],
+            "token_logprobs": [None if math.isnan(t.logprob) else max(t.logprob, -9999.0) for t in told],
             "top_logprobs": top if any(top) else None,
             "text_offset": offsets,
         }

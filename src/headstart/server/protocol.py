@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
@@ -200,6 +201,7 @@ class CompletionAsked(Asked):
     max_tokens: int | None = None
     logprobs: int | None = Field(None, le=MOST_LOGPROBS)
     echo: bool = False
+    prompt_logprobs: int | None = Field(None, le=MOST_LOGPROBS)
     best_of: int | None = None
     suffix: str | None = None
 
@@ -208,10 +210,18 @@ class CompletionAsked(Asked):
             raise BadInput("suffix is not available: this server writes on from a prompt.")
         if self.best_of not in (None, self.n):
             raise BadInput("best_of is not available beyond n: leave it out.")
-        if self.echo and self.logprobs is not None:
-            raise BadInput("echo tells no log probabilities of the prompt: leave out echo or logprobs.")
+        told = self.prompt_logprobs if self.prompt_logprobs is not None else self.logprobs if self.echo else None
+        if told is not None and self.stream:
+            raise BadInput("Log probabilities of the prompt are told in whole answers: leave out stream.")
         given = COMPLETION_TOKENS if self.max_tokens is None else self.max_tokens
-        return self.sampling(_within(given, most), self.logprobs)
+        if self.only_reads:  # a token is made all the same, and left out
+            given = 1
+        return replace(self.sampling(_within(given, most), self.logprobs), prompt_logprobs=told)
+
+    @property
+    def only_reads(self) -> bool:
+        """Nothing is to be written: the prompt is to be judged."""
+        return self.echo and self.max_tokens == 0 and not self.stream
 
     @property
     def count(self) -> int:
