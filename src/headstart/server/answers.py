@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from headstart.core import Chunk, Completion, SamplingParams, Stats, TokenLogprobs, Tree
 from headstart.errors import BadInput
 from headstart.server import tools
+from headstart.server.logs import account
 from headstart.server.protocol import Asked, ChatAsked, CompletionAsked, new_id, now
 from headstart.server.tools import Call, Dialect, ToolReader
 from headstart.server.wire import end
@@ -198,7 +199,7 @@ class Answers:
             out["message"] = {"role": "assistant", "content": text if text or not calls else None}
             if calls:
                 out["message"]["tool_calls"] = [call.to_dict() for call in calls]
-                reason = "tool_calls" if reason == "stop" else reason
+                reason = _called(reason)
             out["logprobs"] = self._chat_logprobs(completion.logprobs)
         else:
             assert isinstance(order.asked, CompletionAsked)
@@ -288,7 +289,7 @@ class Answers:
         if _is_chat(order):
             out["delta"] = voice.delta(chunk)
             out["logprobs"] = self._chat_logprobs(chunk.logprobs)
-            reason = "tool_calls" if reason == "stop" and voice.calls else reason
+            reason = _called(reason) if voice.calls else reason
         else:
             voice.begun = True
             echoes = first and isinstance(order.asked, CompletionAsked) and order.asked.echo
@@ -385,6 +386,14 @@ class Sketch:
                 "accepted": chunk.accepted,
             },
         }
+
+
+def _called(reason: str | None) -> str | None:
+    """Why an answer with calls ended, as OpenAI says it; the log is told, too."""
+    if reason != "stop":
+        return reason
+    account().calls_tools()
+    return "tool_calls"
 
 
 def _in_order(stats: Mapping[int, Stats]) -> list[Stats]:

@@ -57,6 +57,11 @@ class Account:
             before = self.seconds_to_first_token
             self.seconds_to_first_token = seconds if before is None else min(before, seconds)
 
+    def calls_tools(self) -> None:
+        """An answer that stopped turned out to call tools."""
+        if "stop" in self.finish_reasons:
+            self.finish_reasons[self.finish_reasons.index("stop")] = "tool_calls"
+
     def add_stats(self, stats: Stats) -> None:
         self.drafted += stats.drafted
         self.accepted += stats.accepted

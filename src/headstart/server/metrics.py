@@ -170,7 +170,9 @@ class Metrics(Collector):
         yield self._gauge(
             "kv_cache_usage_perc", "Share of the KV pages in use.", [({}, pool.num_used / pool.num_pages)]
         )
-        yield self._counter("engine_steps", "Target forwards.", [({}, self.meter.steps)])
+        yield self._counter(
+            "engine_steps", "Steps of the engine; one may be several forwards of one row.", [({}, self.meter.steps)]
+        )
         yield self._counter("engine_rows", "Rows of target forwards.", [({}, self.meter.rows)])
         broke = [({"why": why}, n) for why, n in self.llm.engine.setbacks.items()]
         yield self._counter(

@@ -125,14 +125,20 @@ class InPieces(TypedDict):
 # ------------------------------------------------------------------ completions
 class CompletionLogprobs(TypedDict):
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]] | None
+    token_logprobs: list[float | None]  # the first token of a prompt has none
+    top_logprobs: list[dict[str, float] | None] | None
     text_offset: list[int]
+
+
+class PromptLogprob(TypedDict):
+    logprob: float
+    decoded_token: str
 
 
 class CompletionChoice(Ended):
     text: str
     logprobs: CompletionLogprobs | None
+    prompt_logprobs: NotRequired[list[dict[str, PromptLogprob] | None]]  # at each place, by token
     prompt_token_ids: NotRequired[list[int]]
 
 
@@ -312,7 +318,7 @@ LIMITS: dict[str, dict[str, Any]] = {
     "tools": {"items": TOOL},
     "structured_outputs": FORM,
     "n": {"minimum": 1, "maximum": 256},
-    "max_tokens": {"minimum": 1},
+    "max_tokens": {"minimum": 0},  # 0 goes with echo alone
     "max_completion_tokens": {"minimum": 1},
     "min_tokens": {"minimum": 0},
     "temperature": {"minimum": 0, "maximum": 10_000},
@@ -324,6 +330,7 @@ LIMITS: dict[str, dict[str, Any]] = {
     "presence_penalty": PENALTY,
     "frequency_penalty": PENALTY,
     "logprobs": {"minimum": 0},
+    "prompt_logprobs": {"minimum": 0},
     "top_logprobs": {"minimum": 0},
     "bad_words": {"items": WORD},
     "stop_token_ids": {"items": TOKEN},
@@ -340,6 +347,7 @@ EXAMPLES: dict[str, dict[str, Any]] = {
         "whole": {"prompt": "Once upon a time", "max_tokens": 20},
         "streamed": {"prompt": "Once upon a time", "stream": True, "stream_options": {"include_usage": True}},
         "told": {"prompt": ["One", "Two"], "logprobs": 2, "metrics": True, "return_token_ids": True},
+        "read": {"prompt": "Once upon a time", "max_tokens": 0, "echo": True, "logprobs": 1, "prompt_logprobs": 1},
         "plain": {"prompt": "Once upon a time", "temperature": 0, "speculative": False},
         "formed": {"prompt": "Yes or no?", "structured_outputs": {"choice": ["yes", "no"]}},
     },
