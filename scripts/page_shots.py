@@ -50,7 +50,7 @@ def serving(model: str, url: str | None) -> Iterator[str]:
     with socket.socket() as door:
         door.bind(("127.0.0.1", 0))
         port = door.getsockname()[1]
-    command = [sys.executable, "-m", "headstart", "serve", model, "--port", str(port)]
+    command = [str(Path(sys.executable).with_name("headstart")), "serve", model, "--port", str(port)]
     with subprocess.Popen(command) as server:
         try:
             wait(server, f"http://127.0.0.1:{port}")
@@ -90,7 +90,7 @@ def shoot(browser: Browser, url: str, out: Path) -> None:
     phone = browser.new_page(viewport={"width": 360, "height": 740}, has_touch=True, is_mobile=True)
     phone.goto(url)
     chat(phone, tokens=60)
-    phone.locator("#log .t.drafted").nth(5).tap()
+    phone.locator("#log .t").nth(12).tap()
     save(phone, out / "phone-card.png")
     phone.mouse.move(2, 2)
     phone.keyboard.press("Escape")
@@ -120,6 +120,7 @@ def race(page: Page) -> None:
 
 
 def save(page: Page, path: Path) -> None:
+    page.evaluate("scrollTo(0, 0)")
     page.wait_for_timeout(1500)  # so that the numbers are there, too
     page.screenshot(path=path)
     print(path)

@@ -62,7 +62,7 @@ const fixed = (n, digits = 2) => (Number.isFinite(n) ? n.toFixed(digits) : "–"
 
 function percent(p) {
   if (p > 0 && p < 0.0005) return "<0.1%";
-  return `${(100 * p).toFixed(p < 0.0995 ? 1 : 0)}%`;
+  return `${(100 * p).toFixed(p > 0 && p < 0.0995 ? 1 : 0)}%`;
 }
 
 /** Storage may be forbidden; the page works without. */
@@ -426,6 +426,7 @@ function failed(error, answer, own, reply, text) {
     own.box.remove();
     reply.box.remove();
     answers.splice(answers.indexOf(answer), 1);
+    watch(answers.at(-1) ?? null);
     if (!$("message").value) $("message").value = text;
   }
   explain(error);
@@ -650,9 +651,10 @@ $("log").addEventListener("click", (event) => {
   showCard(span);
   pick(span);
 });
-$("log").addEventListener("scroll", () => {
+function keepCard() {
   if (shown) placeCard(shown);
-});
+}
+document.addEventListener("scroll", () => soon(keepCard), { capture: true, passive: true });
 $("card").addEventListener("pointerenter", () => clearTimeout(hiding));
 $("card").addEventListener("pointerleave", hideSoon);
 document.addEventListener("pointerdown", (event) => {
@@ -695,7 +697,14 @@ function drawStep() {
   range.setAttribute("aria-valuetext", $("step-label").textContent);
   markStep(steps[view.step]);
   if (steps[view.step]) drawTree(steps[view.step], before(steps, view.step));
-  else $("tree").replaceChildren();
+  else drawNoTree();
+}
+
+const NO_TREE = $("tree-summary").textContent;
+
+function drawNoTree() {
+  $("tree").replaceChildren();
+  $("tree-summary").textContent = NO_TREE;
 }
 
 function markStep(step) {
