@@ -291,6 +291,12 @@ class Answer {
     soon(this.paint);
   }
 
+  /** All of it now: an answer is not called finished while a part of it waits for a frame. */
+  flush() {
+    due.delete(this.paint);
+    this.#paint();
+  }
+
   #paint() {
     const down = this.follow.scrollHeight - this.follow.scrollTop - this.follow.clientHeight < 60;
     const fresh = document.createDocumentFragment();
@@ -411,6 +417,7 @@ function summary(answer, end) {
 }
 
 function finish(answer, reply, end) {
+  answer.flush();
   const words = summary(answer, end);
   reply.box.append(make("p", "foot quiet", words));
   announce(`Answer finished: ${words}`);
@@ -418,6 +425,7 @@ function finish(answer, reply, end) {
 }
 
 function failed(error, answer, own, reply, text) {
+  answer.flush();
   if (answer.count) {
     const why = error.name === "AbortError" ? "Stopped" : "Broken off";
     reply.box.append(make("p", "foot quiet", `${why}: ${summary(answer)}`));
@@ -1042,6 +1050,7 @@ async function run(lane, speculative, path, what, most) {
   };
   const end = await follow(answer, path, { ...what, speculative }, running.signal);
   const seconds = end.last / 1000;
+  answer.flush();
   due.delete(tick);
   showLane(lane, { seconds, count: answer.count, share: 1 });
   return { answer, events, end, seconds, rate: answer.count / seconds, steps: answer.steps.length };
