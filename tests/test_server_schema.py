@@ -83,13 +83,10 @@ def sharpened(told: dict[str, Any], stream: bool) -> dict[str, Any]:
 
 
 # ------------------------------------------------------------------ running it
-def schemathesis(
-    folder: Path, url: str, *more: str, stream: bool = False, key: str = "none"
-) -> Counter[tuple[str, int, str]]:
-    """Show what it finds, if anything; else how often each (path, status, media type) was the answer. With the key, the
-    document is read, and nothing else."""
+def schemathesis(folder: Path, url: str, *more: str, stream: bool = False) -> Counter[tuple[str, int, str]]:
+    """Show what it finds, if anything; else how often each (path, status, media type) was the answer."""
     path, har = folder / "openapi.json", folder / "seen.har"
-    told = httpx.get(f"{url}/openapi.json", headers={"authorization": f"Bearer {key}"}).json()
+    told = httpx.get(f"{url}/openapi.json").json()
     path.write_text(json.dumps(sharpened(told, stream)))
     how = [f"--checks={','.join(CHECKS)}", f"--request-timeout={PATIENCE}", f"--report-har-path={har}"]
     how += ["--generation-deterministic", "--no-shrink", "--no-color", "--warnings=off", *more]
@@ -114,19 +111,11 @@ def test_answers_are_as_the_document_says(llm, tmp_path) -> None:
 
 
 def test_events_are_as_the_document_says(llm, tmp_path) -> None:
-    how = ("--max-examples=40", "--phases=fuzzing", "--mode=positive", "--include-path-regex=completions")
+    how = ("--max-examples=30", "--phases=fuzzing", "--mode=positive", "--include-path-regex=completions")
     with serving(llm, **SMALL) as url:
         seen = schemathesis(tmp_path, url, *how, stream=True)
-    assert min(seen[path, 200, EVENTS] for path in COMPUTE) > 20, seen
+    assert min(seen[path, 200, EVENTS] for path in COMPUTE) > 10, seen
     llm.engine.check_integrity()
-
-
-def test_keys_are_needed_where_the_document_says(llm, tmp_path) -> None:
-    how = ("--max-examples=3", "--phases=fuzzing", "--generation-with-security-parameters=false")
-    with serving(llm, keys=["secret"], **SMALL) as url:
-        seen = schemathesis(tmp_path, url, *how, key="secret")
-    assert {path for path, status, _ in seen if status == 401} == ROUTES.keys() - {"/health", "/ready", "/version"}
-    assert {status for _, status, _ in seen} == {200, 401}
 
 
 # ------------------------------------------------------------------ the document itself
@@ -137,6 +126,18 @@ def test_the_document_names_every_route_and_every_field_that_it_limits(llm) -> N
     fields = {name for asked in (CompletionAsked, ChatAsked, DetokenizeAsked) for name in asked.model_fields}
     assert fields >= LIMITS.keys(), "a field was renamed"
     assert all("422" not in o["responses"] for path in told["paths"].values() for o in path.values())
+
+
+def test_keys_are_needed_where_the_document_says(llm) -> None:
+    with serving(llm, keys=["secret"], **SMALL) as url, httpx.Client(base_url=url, timeout=PATIENCE) as client:
+        told = client.get("/openapi.json", headers={"authorization": "Bearer secret"}).json()
+        for path, operations in told["paths"].items():
+            for method, operation in operations.items():
+                answer = client.request(method, path, json=None if method == "get" else {})
+                assert ("security" in operation) == ("401" in operation["responses"]) == (answer.status_code == 401)
+                if answer.status_code == 401:
+                    assert answer.headers["www-authenticate"] == "Bearer" and "key" in answer.json()["error"]["message"]
+    assert told["components"]["securitySchemes"] == {"key": {"type": "http", "scheme": "bearer"}}
 
 
 def test_examples_of_the_document_work(llm) -> None:
