@@ -55,9 +55,13 @@ class StructuredOutputs:
         if self.kind in ("json", "regex", "grammar") and not isinstance(getattr(self, self.kind), str):
             raise BadInput(f"structured_outputs.{self.kind} should be a text{' or an object' * (self.kind == 'json')}.")
 
+    def _says(self, name: str) -> bool:
+        value = getattr(self, name)
+        return value is not None and not (name == "json_object" and value is False)
+
     @property
     def _given(self) -> list[str]:
-        return [f.name for f in fields(self) if getattr(self, f.name) not in (None, False)]
+        return [f.name for f in fields(self) if self._says(f.name)]
 
     @property
     def kind(self) -> str:

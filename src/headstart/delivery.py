@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from headstart.core import Chunk, Request, TokenLogprobs, Tree
-from headstart.errors import RequestFailed
+from headstart.errors import FormFailed
 from headstart.text import TextStream
 
 TAIL = 5  # prompt tokens that the text of the first new one may depend on
@@ -56,7 +56,7 @@ class Delivery:
         """What the listener gets. The last one ends the text."""
         request, stream = parcel.request, self.streams.get(parcel.request.id)
         if parcel.finish_reason is not None and request.form is not None and request.form.broken is not None:
-            raise RequestFailed(f"The form of this answer could not be followed to its end: {request.form.broken}")
+            raise FormFailed(f"The form of this answer could not be followed to its end: {request.form.broken}")
         text = ""
         if stream is not None:
             shown = [t for t in parcel.tokens if _shows(request, t)] if not request.params.stop else []

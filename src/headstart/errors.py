@@ -26,8 +26,12 @@ class RequestFailed(HeadstartError):
     """The engine could not finish a request; the cause is chained."""
 
 
+class FormFailed(RequestFailed, BadInput):
+    """The form that an answer was to have could not be followed to its end: one that is simpler may be."""
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """' Did you mean ...?' for the closest known name, or the whole list when nothing is close."""
     names = sorted(known)
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    close = difflib.get_close_matches(name[:100], names, n=1, cutoff=0.5)
     return f" Did you mean {close[0]!r}?" if close else f" Known: {', '.join(names)}."

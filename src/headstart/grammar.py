@@ -91,8 +91,11 @@ class Grammars:
             matcher = self._matcher(self._tokenizer, self._grammar(wanted), log_level=0)
         except ValueError as error:
             raise BadInput(f"structured_outputs.{wanted.kind} cannot be used: {_first_line(error)}") from error
-        if matcher.is_error():
-            raise BadInput(f"structured_outputs.{wanted.kind} cannot be used: {_first_line(matcher.get_error())}")
+        first = matcher.deep_copy()
+        if not first.is_error():
+            first.compute_bitmask()  # a form that nothing can fit shows here, and not in the middle of an answer
+        if first.is_error():
+            raise BadInput(f"structured_outputs.{wanted.kind} cannot be used: {_first_line(first.get_error())}")
         return matcher
 
     def _grammar(self, wanted: StructuredOutputs) -> str:

@@ -313,7 +313,7 @@ def _typical_p(values: torch.Tensor, rows: Sequence[Row]) -> torch.Tensor:
 def logprobs(logits: torch.Tensor, tokens: Sequence[int], k: int) -> list[TokenLogprobs]:
     """log p of each row's token and of its k likeliest, from raw logits (R, V)."""
     logp = logits.float().log_softmax(-1)
-    chosen = logp[torch.arange(len(tokens)), torch.tensor(tokens, device=logp.device)].tolist()
+    chosen = logp[torch.arange(len(tokens)), torch.tensor(tokens, dtype=torch.long, device=logp.device)].tolist()
     best = logp.topk(min(k, logp.shape[1]), dim=-1) if k else None
     out = []
     for i, (token, value) in enumerate(zip(tokens, chosen, strict=True)):

@@ -35,7 +35,9 @@ class Tokenizer:
         ):
             raise BadInput(f"{taken[0]!r} is not for the chat template to read: leave it out.")
         if not getattr(self.hf, "chat_template", None):
-            raise BadInput("This model's tokenizer has no chat template: give a plain prompt instead (generate, or completions).")
+            raise BadInput(
+                "This model's tokenizer has no chat template: give a plain prompt instead (generate, or completions)."
+            )
         try:
             out = self.hf.apply_chat_template(
                 list(messages), tools=tools, add_generation_prompt=True, tokenize=True, return_dict=True, **(more or {})

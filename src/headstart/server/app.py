@@ -163,7 +163,7 @@ def _explain_errors(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def refused(_: Request, failure: HTTPException) -> Response:
-        return say(failure.status_code, str(failure.detail))
+        return say(failure.status_code, str(failure.detail), **(failure.headers or {}))
 
     @app.exception_handler(ClientLeft)
     async def left(_: Request, failure: ClientLeft) -> Response:

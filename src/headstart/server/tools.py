@@ -100,7 +100,11 @@ def check(tools: Sequence[Any]) -> None:
     """Says what is wrong with them."""
     for tool in tools:
         function = tool.get("function") if isinstance(tool, Mapping) else None
-        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        if (
+            not isinstance(function, Mapping)
+            or not isinstance(function.get("name"), str)
+            or not isinstance(function.get("parameters") or {}, Mapping)
+        ):
             raise BadInput('Each tool should be {"type": "function", "function": {"name": ..., "parameters": {...}}}.')
 
 

@@ -19,12 +19,18 @@ from headstart.server.protocol import error
 log = logging.getLogger("headstart.server")
 T = TypeVar("T")
 END = b"data: [DONE]\n\n"
+LONGEST = 800  # characters of a message
 STALLED = 60.0  # seconds after which a client that takes nothing is given up
 
 
 def say(status: int, message: str, kind: str = "invalid_request_error", **headers: str) -> JSONResponse:
     """One sentence in OpenAI's shape."""
-    return JSONResponse(error(message, kind), status, headers=headers or None)
+    return JSONResponse(error(_short(message), kind), status, headers=headers or None)
+
+
+def _short(message: str) -> str:
+    """Who sends much that is wrong does not get all of it back."""
+    return message if len(message) <= LONGEST else f"{message[: LONGEST // 2]} [...] {message[-LONGEST // 2 :]}"
 
 
 class ClientLeft(Exception):

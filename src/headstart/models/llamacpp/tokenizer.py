@@ -85,7 +85,9 @@ class LlamaTokenizer:
     def chat(self, messages: Sequence[dict[str, Any]], tools: list[dict[str, Any]] | None = None) -> list[int]:
         """Token ids of a conversation, ready for the assistant's answer."""
         if not self.has_chat_template():
-            raise BadInput("This GGUF file has no chat template: give a plain prompt instead (generate, or completions).")
+            raise BadInput(
+                "This GGUF file has no chat template: give a plain prompt instead (generate, or completions)."
+            )
         from transformers.utils.chat_template_utils import render_jinja_template
 
         names: dict[str, Any] = {f"{which}_token": self._name(which) for which in ("bos", "eos", "pad")}
