@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 Messages = Sequence[Mapping[str, Any]]
 Prompt = str | Sequence[int] | Messages
+_Event = tuple[Request, Chunk | BaseException]
 CPU_SHARE, CUDA_SHARE = 0.25, 0.8  # of the free memory, for KV
 
 
@@ -148,6 +149,7 @@ class LLM:
 
         self.model, self._loop = apart(build)
         self.tokenizer = self.model.tokenizer
+        self._mailboxes: weakref.WeakKeyDictionary[Any, _Mailbox] = weakref.WeakKeyDictionary()  # by event loop
         self._close = weakref.finalize(self, self._loop.close)  # also when the interpreter ends
 
     @property
@@ -251,9 +253,9 @@ class LLM:
                 yield chunk
 
     async def _listen(self, job: _Job) -> AsyncGenerator[Chunk, None]:
-        loop = asyncio.get_running_loop()
-        inbox: asyncio.Queue[tuple[Request, Chunk | BaseException]] = asyncio.Queue()
-        self._loop.submit(job.requests, lambda r, c: loop.call_soon_threadsafe(inbox.put_nowait, (r, c)))
+        mailbox = self._mailboxes.setdefault(asyncio.get_running_loop(), _Mailbox())
+        inbox: asyncio.Queue[_Event] = asyncio.Queue()
+        self._loop.submit(job.requests, lambda r, c: mailbox.put(inbox, (r, c)))
         try:
             while not job.done:
                 yield job.receive(*await inbox.get())
@@ -384,6 +386,29 @@ class LLM:
         tokenizer = self._need_tokenizer()
         found = {tuple(tokenizer.encode(w, special=False)) for w in (word, " " + word.lstrip())}
         return sorted(ids for ids in found if ids)
+
+
+class _Mailbox:
+    """What a step brought to the listeners of one event loop, which is woken once for all of them."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._held: deque[tuple[asyncio.Queue[_Event], _Event]] = deque()
+
+    def put(self, inbox: asyncio.Queue[_Event], event: _Event) -> None:
+        """On the engine's thread."""
+        self._held.append((inbox, event))
+        if len(self._held) == 1:  # else it was told, and has not looked yet
+            try:
+                self._loop.call_soon_threadsafe(self._hand_out)
+            except RuntimeError:  # that loop is closed: each who writes there is to notice
+                self._held.clear()
+                raise
+
+    def _hand_out(self) -> None:
+        while self._held:
+            inbox, event = self._held.popleft()
+            inbox.put_nowait(event)
 
 
 class _Job:

@@ -9,6 +9,7 @@ import math
 import signal
 import socket
 import ssl
+import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from fastapi import FastAPI
 from headstart.errors import ConfigError
 
 log = logging.getLogger("headstart.server")
+SWITCH = 0.0005  # seconds for which the engine's thread may keep the interpreter while tokens wait to be sent
 LAST_WORDS = 5  # seconds for telling those that are not done
 
 
@@ -59,6 +61,7 @@ class Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, drain: float = 30.0) -> None:
         super().__init__(config)
         self.drain = drain
+        sys.setswitchinterval(SWITCH)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         state = self.config.app.state if isinstance(self.config.app, FastAPI) else None
@@ -98,4 +101,4 @@ def serve(app: FastAPI, address: Address, door: socket.socket, drain: float = 30
         ssl_keyfile=address.ssl_keyfile, root_path=address.root_path, lifespan="off",
     )  # fmt: skip
     log.info("listening at %s", address.url)
-    asyncio.run(Server(config, drain).serve(sockets=[door]))
+    Server(config, drain).run(sockets=[door])
