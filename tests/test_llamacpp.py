@@ -547,19 +547,33 @@ def test_a_draft_model_grows_chains_where_so_many_trees_have_too_many_paths(caps
 def test_a_forward_that_breaks_leaves_nothing_behind(how: str, step: int, when: str) -> None:
     e = speculating(how)
     run(e, requests(2))  # others have been here
-    for r in requests(6):
+    for r in (batch := requests(6)):
         e.add(r)
     for _ in range(step):
         e.step()
     e.runner.context.breaks = when
-    with pytest.raises(StepFailed) as caught:
-        e.step()
-    assert "on purpose" in str(caught.value.__cause__) and len(caught.value.requests) >= 2
+    e.step()
+    assert e.setbacks["step"] == 1, "and each of them goes on by itself first"
     llama_fake.check(e.runner)
-    for r in caught.value.requests:
-        e.abort(r)
     e.check_integrity()
     run(e, [])
+    assert [r.output for r in batch] == wanted()[:6]
+    assert run(e, requests()) == wanted()
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_forward_that_breaks_with_one_request_alone_fails_it(when: str) -> None:
+    e = speculating("none")
+    [r] = requests(1)
+    e.add(r)
+    e.step()
+    e.runner.context.breaks = when
+    with pytest.raises(StepFailed) as caught:
+        e.step()
+    assert "on purpose" in str(caught.value.__cause__) and caught.value.requests == [r]
+    e.abort(r)
+    llama_fake.check(e.runner)
+    e.check_integrity()
     assert run(e, requests()) == wanted()
 
 
@@ -574,14 +588,14 @@ def test_no_sequence_left_is_a_failed_step_like_any_other(monkeypatch) -> None:
         return open(self, path)
 
     monkeypatch.setattr(Sequences, "open", lost)
-    for r in requests(4):
+    for r in (batch := requests(4)):
         e.add(r)
-    with pytest.raises(StepFailed) as caught:
-        e.step()
-    for r in caught.value.requests:
-        e.abort(r)
+    e.step()
+    assert e.setbacks["step"] == 1
     e.check_integrity()
     monkeypatch.setattr(Sequences, "open", open)
+    run(e, [])
+    assert [r.output for r in batch] == wanted()[:4]
     assert run(e, requests()) == wanted()
 
 
