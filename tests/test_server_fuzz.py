@@ -449,13 +449,13 @@ def other_fields(asked: type) -> st.SearchStrategy[dict[str, Any]]:
     return st.dictionaries(st.sampled_from(names), VALUES, min_size=1, max_size=2)
 
 
-@settings(max_examples=200)
+@settings(max_examples=60)
 @given(more=other_fields(CompletionAsked))
 def test_whatever_fields_hold_it_is_answered_or_refused(served, more: dict[str, Any]) -> None:
     served.ask(TEXT, PROMPT | more).is_fine()
 
 
-@settings(max_examples=200)
+@settings(max_examples=60)
 @given(more=other_fields(ChatAsked))
 def test_whatever_fields_of_a_chat_hold_it_is_answered_or_refused(served, more: dict[str, Any]) -> None:
     served.ask(CHAT, TALK | more).is_fine()
@@ -464,7 +464,7 @@ def test_whatever_fields_of_a_chat_hold_it_is_answered_or_refused(served, more: 
 WHOLE = json.dumps(PROMPT | {"stop": ["a", "é"], "logit_bias": {"3": -1.5}, "stream": False}).encode()
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(at=st.integers(0, len(WHOLE)), gone=st.integers(0, 6), new=st.binary(max_size=6))
 def test_whatever_was_cut_out_and_put_in_it_is_answered_or_refused(served, at: int, gone: int, new: bytes) -> None:
     served.ask(TEXT, WHOLE[:at] + new + WHOLE[at + gone :]).is_fine()

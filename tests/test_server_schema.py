@@ -104,14 +104,14 @@ def _seen(path: str, response: dict[str, Any]) -> tuple[str, int, str]:
 
 def test_answers_are_as_the_document_says(llm, tmp_path) -> None:
     with serving(llm, **SMALL) as url:
-        seen = schemathesis(tmp_path, url, "--max-examples=20", "--phases=examples,coverage,fuzzing")
+        seen = schemathesis(tmp_path, url, "--max-examples=8", "--phases=examples,coverage,fuzzing")
     assert all(seen[path, 200, next(iter(says.content))] for path, says in ROUTES.items()), "each one was read"
     assert min(seen[path, status, JSON] for path in COMPUTE for status in (200, 400)) > 50, "and not just refusals"
     llm.engine.check_integrity()
 
 
 def test_events_are_as_the_document_says(llm, tmp_path) -> None:
-    how = ("--max-examples=30", "--phases=fuzzing", "--mode=positive", "--include-path-regex=completions")
+    how = ("--max-examples=12", "--phases=fuzzing", "--mode=positive", "--include-path-regex=completions")
     with serving(llm, **SMALL) as url:
         seen = schemathesis(tmp_path, url, *how, stream=True)
     assert min(seen[path, 200, EVENTS] for path in COMPUTE) > 10, seen
