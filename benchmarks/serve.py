@@ -52,7 +52,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -400,23 +399,15 @@ def child(args: argparse.Namespace, max_num_seqs: int, **flags: Any) -> Iterator
 @contextlib.contextmanager
 def inside(llm: LLM, **settings: Any) -> Iterator[Host]:
     """A server on a thread of this process."""
-    import uvicorn
-
     from headstart.server.app import ServerSettings, create_app
-    from headstart.server.run import Server
+    from headstart.server.run import on_thread
 
     app = create_app(llm, ServerSettings("inside", **settings))
-    server = Server(uvicorn.Config(app, port=0, log_level="warning", access_log=False, lifespan="off"))
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    while not server.started and thread.is_alive():
-        time.sleep(0.01)
-    try:
-        port = server.servers[0].sockets[0].getsockname()[1]
-        yield Host(f"http://127.0.0.1:{port}", llm=llm, gate=app.state.gate)
-    finally:
-        server.should_exit = server.force_exit = True
-        thread.join(30)
+    with on_thread(app, log_level="warning") as (server, url):
+        try:
+            yield Host(url, llm=llm, gate=app.state.gate)
+        finally:
+            server.force_exit = True
 
 
 def open_llm(how: dict[str, Any], max_num_seqs: int) -> LLM:

@@ -128,11 +128,11 @@ def test_every_line_carries_the_id_of_its_request(llm, monkeypatch) -> None:
     whole, other = Answers.whole, logging.getLogger("headstart.elsewhere")
 
     async def chatty(self, order):
-        other.info("begun", extra={"fields": {"own": order.id}})
+        other.info("begun", extra={"fields": {"own": order.asked.id}})
         await asyncio.sleep(0.02)
-        await asyncio.to_thread(other.info, "in a thread", extra={"fields": {"own": order.id}})
+        await asyncio.to_thread(other.info, "in a thread", extra={"fields": {"own": order.asked.id}})
         task = asyncio.create_task(whole(self, order))
-        other.info("waits", extra={"fields": {"own": order.id}})
+        other.info("waits", extra={"fields": {"own": order.asked.id}})
         return await task
 
     async def ask(url: str) -> None:

@@ -7,23 +7,22 @@ import copy
 import json
 import math
 import shutil
-import threading
 import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import resources
 from typing import Any
 
 import httpx
 import pytest
-import uvicorn
 from fastapi import FastAPI, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from headstart import LLM, SamplingParams
+from headstart.server.gate import Gate
 from headstart.server.playground import FILES, HEADERS
+from headstart.server.run import on_thread
 from tests import tiny
 from tests.test_server import serving
 
@@ -102,6 +101,7 @@ class Canned:
 
 def stub(canned: Canned) -> FastAPI:
     app = FastAPI()
+    app.state.gate, app.state.give_up = Gate(8), lambda: None
     for path, (name, kind) in FILES.items():
         body = resources.files("headstart.server").joinpath("page", name).read_bytes()
         app.add_route(path, lambda _, body=body, kind=kind: Response(body, media_type=kind, headers=HEADERS))
@@ -119,20 +119,6 @@ def stub(canned: Canned) -> FastAPI:
         return StreamingResponse(canned.stream(body), media_type="text/event-stream")
 
     return app
-
-
-@contextmanager
-def listening(app: FastAPI) -> Iterator[str]:
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error", lifespan="off", timeout_graceful_shutdown=1))
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    while not server.started:
-        time.sleep(0.01)
-    try:
-        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
-    finally:
-        server.should_exit = True
-        thread.join(10)
 
 
 # ------------------------------------------------------------------ a browser, and what it must never do
@@ -181,7 +167,7 @@ def watched(browser) -> Iterator[Watched]:
 @pytest.fixture
 def canned() -> Iterator[Canned]:
     made = Canned()
-    with listening(stub(made)) as made.url:
+    with on_thread(stub(made)) as (_, made.url):
         yield made
 
 

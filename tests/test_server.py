@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import copy
 import json
 import socket
-import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,12 +13,11 @@ from contextlib import contextmanager
 import httpx
 import openai
 import pytest
-import uvicorn
 
 from headstart import LLM, SamplingParams
 from headstart.server.app import ServerSettings, create_app
 from headstart.server.gate import Gate
-from headstart.server.run import Server
+from headstart.server.run import on_thread
 from headstart.server.tools import HERMES, LLAMA, MISTRAL, Call, ToolReader
 from tests import tiny
 
@@ -37,28 +34,17 @@ def only(properties: dict) -> dict:
 def serving(llm: LLM, **settings) -> Iterator[str]:
     """The URL of a server that runs on a thread."""
     app = create_app(llm, ServerSettings("tiny", **settings))
-    server = Server(uvicorn.Config(app, port=0, log_level="error", lifespan="off", timeout_graceful_shutdown=2))
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    while not server.started:
-        time.sleep(0.01)
     try:
-        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+        with on_thread(app) as (_, url):
+            yield url
     finally:
-        server.should_exit = True
-        thread.join(10)
-        assert not thread.is_alive()
         assert app.state.gate.inside == 0, "everybody has left"
         assert llm.engine.idle and llm.engine.pool.num_used == 0
 
 
 @pytest.fixture(scope="module")
 def llm() -> Iterator[LLM]:
-    model = tiny.loaded()
-    model.tokenizer.hf = copy.deepcopy(model.tokenizer.hf)
-    model.tokenizer.hf.chat_template = (
-        "{% if tools %}<tool_call>{{ tools[0].function.name }}{% endif %}" + tiny.TEMPLATE
-    )
+    model = tiny.with_tools("<tool_call>{{ tools[0].function.name }}")
     with LLM(model, speculative={"method": "ngram"}, max_num_seqs=8) as made:
         yield made
 
@@ -159,19 +145,14 @@ def test_a_client_that_reads_nothing_loses_its_place(llm, monkeypatch) -> None:
                 time.sleep(0.1)
 
 
-def test_what_is_not_done_when_time_is_up_is_told_so(llm) -> None:
+def test_what_is_not_done_when_time_is_up_is_told_so(llm, monkeypatch) -> None:
     app = create_app(llm, ServerSettings("tiny"))
-    server = Server(uvicorn.Config(app, port=0, log_level="error", lifespan="off"), drain=0.3)
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    while not server.started:
-        time.sleep(0.01)
-    url = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}/v1/completions"
     how = {"prompt": [1, 2], "max_tokens": 500, "ignore_eos": True}
     step = llm.engine.step
-    llm.engine.step = lambda: (time.sleep(0.02), step())[1]  # so that it takes long
-    try:
-        with ThreadPoolExecutor() as others, httpx.stream("POST", url, json=how | {"stream": True}, timeout=30) as told:
+    monkeypatch.setattr(llm.engine, "step", lambda: (time.sleep(0.02), step())[1])  # so that it takes long
+    with on_thread(app, drain=0.3) as (server, base), ThreadPoolExecutor() as others:
+        url = f"{base}/v1/completions"
+        with httpx.stream("POST", url, json=how | {"stream": True}, timeout=30) as told:
             whole = others.submit(httpx.post, url, json=how, timeout=30)
             lines = told.iter_lines()
             next(lines)
@@ -179,10 +160,7 @@ def test_what_is_not_done_when_time_is_up_is_told_so(llm) -> None:
                 time.sleep(0.01)
             server.should_exit = True
             rest = [line for line in lines if line]
-    finally:
-        llm.engine.step = step
-        thread.join(20)
-    assert not thread.is_alive() and rest[-1] == "data: [DONE]"
+    assert rest[-1] == "data: [DONE]"
     assert "shut down before this answer was complete" in rest[-2]
     assert whole.result().status_code == 503 and "shut down" in whole.result().json()["error"]["message"]
     assert llm.engine.idle and app.state.gate.inside == 0

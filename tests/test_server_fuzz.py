@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import http.client
 import json
 import socket
-import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
-import uvicorn
 from fastapi import FastAPI
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -22,7 +19,7 @@ from hypothesis import strategies as st
 from headstart import LLM
 from headstart.server.app import ServerSettings, create_app
 from headstart.server.protocol import ChatAsked, CompletionAsked
-from headstart.server.run import Server
+from headstart.server.run import on_thread
 from tests import tiny
 
 PATIENCE = 60  # seconds: who waits longer waits forever
@@ -105,20 +102,11 @@ class Answer:
 
 @pytest.fixture(scope="module")
 def served() -> Iterator[Served]:
-    model = tiny.loaded()
-    model.tokenizer.hf = copy.deepcopy(model.tokenizer.hf)
-    model.tokenizer.hf.chat_template = "{% if tools %}<tool_call>{{ tools | tojson }}{% endif %}" + tiny.TEMPLATE
+    model = tiny.with_tools("<tool_call>{{ tools | tojson }}")
     with LLM(model, speculative={"method": "ngram"}, max_num_seqs=8) as llm:
         app = create_app(llm, ServerSettings("tiny", max_queue=4, max_output_tokens=4, max_body=BODY))
-        server = Server(uvicorn.Config(app, port=0, log_level="critical", lifespan="off", timeout_graceful_shutdown=2))
-        thread = threading.Thread(target=server.run, daemon=True)
-        thread.start()
-        while not server.started:
-            time.sleep(0.01)
-        yield Served(llm, app, server.servers[0].sockets[0].getsockname()[1])
-        server.should_exit = True
-        thread.join(10)
-        assert not thread.is_alive()
+        with on_thread(app, log_level="critical") as (_, url):
+            yield Served(llm, app, int(url.rsplit(":", 1)[1]))
 
 
 @pytest.fixture(autouse=True)

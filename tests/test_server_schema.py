@@ -4,7 +4,6 @@ every answer. It runs as the command that it is, against a real socket, and asks
 
 from __future__ import annotations
 
-import copy
 import json
 import subprocess
 import sys
@@ -37,10 +36,7 @@ COMPUTE = ("/v1/completions", "/v1/chat/completions")
 
 @pytest.fixture(scope="module")
 def llm() -> Iterator[LLM]:
-    model = tiny.loaded()
-    model.tokenizer.hf = copy.deepcopy(model.tokenizer.hf)
-    model.tokenizer.hf.chat_template = "{% if tools %}<tool_call>{% endif %}" + tiny.TEMPLATE
-    with LLM(model, speculative={"method": "ngram"}, max_num_seqs=8) as made:
+    with LLM(tiny.with_tools("<tool_call>"), speculative={"method": "ngram"}, max_num_seqs=8) as made:
         yield made
 
 

@@ -236,6 +236,14 @@ def loaded(size: int = 400, style: str = "bytes", seed: int = 0, layers: int = 3
     return wrap(f"tiny-{style}-{size}", made, Tokenizer(words))
 
 
+def with_tools(sign: str) -> Any:
+    """The same, with a chat template that says this where there are tools."""
+    out = loaded()
+    out.tokenizer.hf = copy.deepcopy(out.tokenizer.hf)  # others use it, too
+    out.tokenizer.hf.chat_template = "{% if tools %}" + sign + "{% endif %}" + TEMPLATE
+    return out
+
+
 def eagle(
     target: Any, taps: tuple[int, ...], tokens: list[int] | None = None, seed: int = 3, layers: int = 1, head_dim: int = 8,
     **flags: bool,

@@ -16,7 +16,7 @@ from headstart.core import Chunk, Completion, SamplingParams, Stats, TokenLogpro
 from headstart.errors import BadInput
 from headstart.server import tools
 from headstart.server.logs import account
-from headstart.server.protocol import Asked, ChatAsked, CompletionAsked, new_id, now
+from headstart.server.protocol import Asked, ChatAsked, CompletionAsked, now
 from headstart.server.tools import Call, Dialect, ToolReader
 from headstart.server.wire import end
 from headstart.text import Spans
@@ -36,14 +36,16 @@ class Order:
     asked: Asked
     prompts: list[list[int]]
     params: SamplingParams
-    id: str
-    dialect: Dialect | None = None  # in which calls of tools are looked for,
-    calls: bool = False  # and whether the answer has to be one
+    dialect: Dialect | None = None  # in which calls of tools are looked for
     created: int = field(default_factory=now)
 
     @property
     def count(self) -> int:
         return len(self.prompts) * self.params.n
+
+    def prompt(self, i: int) -> list[int]:
+        """Of choice i."""
+        return self.prompts[i // self.params.n]
 
 
 class Answers:
@@ -56,14 +58,13 @@ class Answers:
     # ------------------------------------------------------------------ what was asked
     async def order(self, asked: Asked) -> Order:
         """Says what is wrong with it before anything is computed."""
-        given: list[dict[str, Any]] = []
+        dialect: Dialect | None = None
         if isinstance(asked, ChatAsked):
-            given = self._tools(asked)
-            prompts, kind = [await self.tokens_of(asked, given)], "chatcmpl"
+            dialect = self._dialect(asked)
+            prompts = [await self.tokens_of(asked, asked.tools or () if dialect is not None else ())]
         else:
             assert isinstance(asked, CompletionAsked)
             prompts = [await self._beside(self._encode, p, size=len(p)) for p in asked.prompts()]
-            kind = "cmpl"
         if not prompts:
             raise BadInput("prompt is an empty list: give at least one prompt.")
         longest = max(map(len, prompts))
@@ -71,16 +72,14 @@ class Answers:
             raise BadInput(f"The prompt has {longest} tokens; this server takes at most {self._most_prompt}.")
         room = self.llm.engine.max_len - longest
         params = asked.params(room if self._most_output is None else min(room, self._most_output))
-        dialect = self._dialect() if given else None
-        calls = isinstance(asked, ChatAsked) and dialect is not None and asked.tool_choice not in (None, "auto")
         if dialect is not None and isinstance(asked, ChatAsked):
-            params = _with_calls(asked, given, params, dialect)
+            params = _with_calls(asked, params, dialect)
         check = functools.partial(self.llm.check, prompts, params, speculative=asked.speculation())
         if params.structured_outputs is not None:  # a grammar may take a while to compile
             await asyncio.to_thread(check)
         else:
             check()
-        return Order(asked, prompts, params, asked.request_id or new_id(kind), dialect, calls)
+        return Order(asked, prompts, params, dialect)
 
     async def tokens_of(self, asked: ChatAsked, given: Sequence[dict[str, Any]] = ()) -> list[int]:
         """Of a conversation in which the model is told about these tools."""
@@ -101,20 +100,18 @@ class Answers:
         """Long texts take a while, and the others should not wait for them."""
         return await asyncio.to_thread(make, what) if size > LONG else make(what)
 
-    def _tools(self, asked: ChatAsked) -> list[dict[str, Any]]:
-        """Those that the model is told about."""
-        if asked.tool_choice not in (None, "none", "auto") and not asked.tools:
+    def _dialect(self, asked: ChatAsked) -> Dialect | None:
+        """In which the model calls tools, where it is told about some."""
+        if asked.must_call and not asked.tools:
             raise BadInput("tool_choice needs tools.")
         if not asked.tools or asked.tool_choice == "none":
-            return []
+            return None
         tools.check(asked.tools)
-        if self._dialect() is None:
+        found = tools.dialect(getattr(self.llm.tokenizer.hf, "chat_template", None))
+        if found is None:
             signs = ", ".join(d.sign for d in tools.DIALECTS)
             raise BadInput(f"tools are not available with this model: its chat template has none of {signs}.")
-        return asked.tools
-
-    def _dialect(self) -> Dialect | None:
-        return tools.dialect(getattr(self.llm.tokenizer.hf, "chat_template", None))
+        return found
 
     # ------------------------------------------------------------------ pieces
     async def pieces(self, order: Order) -> AsyncGenerator[Piece, None]:
@@ -187,7 +184,7 @@ class Answers:
         return out
 
     def _frame(self, order: Order, kind: str) -> dict[str, Any]:
-        return {"id": order.id, "object": kind, "created": order.created, "model": self.name}
+        return {"id": order.asked.id, "object": kind, "created": order.created, "model": self.name}
 
     def _choice(
         self, order: Order, i: int, completion: Completion, prompt: Sequence[TokenLogprobs | None] | None
@@ -203,11 +200,11 @@ class Answers:
             out["logprobs"] = self._chat_logprobs(completion.logprobs)
         else:
             assert isinstance(order.asked, CompletionAsked)
-            out |= self._completed(order.asked, order.prompts[i // order.params.n], completion, prompt)
+            out |= self._completed(order.asked, order.prompt(i), completion, prompt)
         out["finish_reason"], out["stop_reason"] = reason, completion.stop_reason
         if order.asked.return_token_ids:
             out["token_ids"] = completion.token_ids
-            out["prompt_token_ids"] = order.prompts[i // order.params.n]
+            out["prompt_token_ids"] = order.prompt(i)
         return out
 
     def _completed(
@@ -223,7 +220,7 @@ class Answers:
         if asked.prompt_logprobs is not None and prompt is not None:
             out["prompt_logprobs"] = [self._by_token(one) for one in prompt]
         if asked.echo:
-            text = self.llm.tokenizer.decode(tokens, True) + text
+            text = self._echo(tokens) + text
             if told is not None and prompt is not None:
                 read = [one or TokenLogprobs(token, math.nan, {}) for token, one in zip(tokens, prompt, strict=True)]
                 told = [*read, *told]
@@ -241,17 +238,15 @@ class Answers:
         if order.dialect is None:
             return None
         hidden = self.llm.tokenizer.hf.all_special_tokens if order.dialect.marked else ()
-        return ToolReader(order.dialect, order.calls, [t for t in hidden if t != order.dialect.begin])
+        required = isinstance(order.asked, ChatAsked) and order.asked.must_call
+        return ToolReader(order.dialect, required, [t for t in hidden if t != order.dialect.begin])
 
     def _read_calls(self, order: Order, text: str) -> tuple[str, list[Call]]:
         reader = self._reader(order)
-        if reader is None:
-            return text, []
-        found = list(reader.feed(text, last=True))
-        return "".join(one for one in found if isinstance(one, str)), [one for one in found if isinstance(one, Call)]
+        return reader.split(text, last=True) if reader is not None else (text, [])
 
-    def _echo(self, order: Order, i: int) -> str:
-        return self.llm.tokenizer.decode(order.prompts[i // order.params.n], True)
+    def _echo(self, prompt: Sequence[int]) -> str:
+        return self.llm.tokenizer.decode(prompt, True)
 
     # ------------------------------------------------------------------ the answer in pieces
     async def stream(self, order: Order) -> AsyncGenerator[dict[str, Any], None]:
@@ -293,7 +288,7 @@ class Answers:
         else:
             voice.begun = True
             echoes = first and isinstance(order.asked, CompletionAsked) and order.asked.echo
-            out["text"] = (self._echo(order, index) if echoes else "") + chunk.text
+            out["text"] = (self._echo(order.prompt(index)) if echoes else "") + chunk.text
             out["logprobs"] = self._completion_logprobs(chunk.logprobs, voice.length)
             voice.length += len(chunk.text)
         out["finish_reason"], out["stop_reason"] = reason, chunk.stop_reason
@@ -329,15 +324,13 @@ class Answers:
         }
 
 
-def _with_calls(
-    asked: ChatAsked, given: Sequence[dict[str, Any]], params: SamplingParams, dialect: Dialect
-) -> SamplingParams:
+def _with_calls(asked: ChatAsked, params: SamplingParams, dialect: Dialect) -> SamplingParams:
     """Where a call is required, the answer has its form; else a model may write one."""
-    if asked.tool_choice in (None, "auto"):
+    if not asked.must_call:
         return replace(params, skip_special_tokens=False) if dialect.marked else params
     if params.structured_outputs is not None:
         raise BadInput("A required tool and a response_format both say what form the answer has: leave one out.")
-    form = dialect.form(tools.usable(given, asked.tool_choice), asked.parallel_tool_calls)
+    form = dialect.form(tools.usable(asked.tools or [], asked.tool_choice), asked.parallel_tool_calls)
     return replace(params, structured_outputs=form)
 
 
@@ -353,12 +346,10 @@ class Voice:
         self.begun = True
         if self._reader is None:
             return out | {"content": chunk.text}
-        found = list(self._reader.feed(chunk.text, last=chunk.finish_reason is not None))
-        calls = [one for one in found if isinstance(one, Call)]
+        text, calls = self._reader.split(chunk.text, last=chunk.finish_reason is not None)
         if calls:
             out["tool_calls"] = [{"index": self.calls + i} | call.to_dict() for i, call in enumerate(calls)]
             self.calls += len(calls)
-        text = "".join(one for one in found if isinstance(one, str))
         return out | ({"content": text} if text else {})
 
 

@@ -23,7 +23,7 @@ from headstart.server.logs import HEADER, Watch, account
 from headstart.server.metrics import LEFT, Metrics
 from headstart.server.openapi import describe
 from headstart.server.playground import add_playground
-from headstart.server.protocol import ChatAsked, CompletionAsked, DetokenizeAsked, TokenizeAsked, new_id, now
+from headstart.server.protocol import ChatAsked, CompletionAsked, DetokenizeAsked, TokenizeAsked, now
 from headstart.server.wire import Begun, ClientLeft, EventStream, say, unless_left
 from headstart.version import VERSION
 
@@ -62,7 +62,7 @@ def create_app(llm: LLM, settings: ServerSettings | None = None, tracing: Tracin
 
     async def answer(request: Request, asked: CompletionAsked | ChatAsked) -> Any:
         own = account()
-        own.id = asked.request_id = asked.request_id or new_id("chatcmpl" if isinstance(asked, ChatAsked) else "cmpl")
+        own.id = asked.id
         _check_model(asked.model, settings.name)
         with contextlib.ExitStack() as inside:
             inside.enter_context(gate.enter(asked.count))

@@ -10,7 +10,7 @@ import time
 import uuid
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
@@ -122,6 +122,7 @@ class Asked(BaseModel):
     """What completions and chat have in common."""
 
     model_config = ConfigDict(extra="allow")
+    KIND: ClassVar[str] = ""  # what ids begin with
 
     model: str | None = None
     stream: bool = False
@@ -187,6 +188,13 @@ class Asked(BaseModel):
         return SamplingParams(**given, max_tokens=max_tokens, logprobs=logprobs, structured_outputs=form)
 
     @property
+    def id(self) -> str:
+        """The client's own, else one that is drawn."""
+        if self.request_id is None:
+            self.request_id = new_id(self.KIND)
+        return self.request_id
+
+    @property
     def count(self) -> int:
         """Answers that are to be made."""
         return max(1, self.n)
@@ -197,6 +205,8 @@ class Asked(BaseModel):
 
 
 class CompletionAsked(Asked):
+    KIND = "cmpl"
+
     prompt: str | Texts | Tokens | Annotated[list[Tokens], Field(fail_fast=True)]
     max_tokens: int | None = None
     logprobs: int | None = Field(None, le=MOST_LOGPROBS)
@@ -234,6 +244,8 @@ class CompletionAsked(Asked):
 
 
 class ChatAsked(Asked):
+    KIND = "chatcmpl"
+
     messages: Messages
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
@@ -243,6 +255,11 @@ class ChatAsked(Asked):
     tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None = None
     parallel_tool_calls: bool = True
     chat_template_kwargs: dict[str, Any] = {}
+
+    @property
+    def must_call(self) -> bool:
+        """The answer has to be a call of a tool."""
+        return self.tool_choice not in (None, "none", "auto")
 
     def params(self, most: int) -> SamplingParams:
         given = self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens

@@ -11,6 +11,7 @@ import socket
 import ssl
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -91,6 +92,26 @@ class Server(uvicorn.Server):
         finally:
             for s, handler in before.items():
                 signal.signal(s, handler)
+
+
+@contextlib.contextmanager
+def on_thread(app: FastAPI, drain: float = 2.0, log_level: str = "error") -> Iterator[tuple[Server, str]]:
+    """A server on a thread of this process, at any free port of localhost, and its URL. At the end it is told to stop."""
+    config = uvicorn.Config(
+        app, port=0, log_level=log_level, access_log=False, lifespan="off",
+        timeout_graceful_shutdown=math.ceil(drain) + LAST_WORDS,
+    )  # fmt: skip
+    server = Server(config, drain)
+    thread = threading.Thread(target=server.run, name="headstart-server", daemon=True)
+    thread.start()
+    while not server.started and thread.is_alive():
+        time.sleep(0.01)
+    try:
+        yield server, f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join(drain + 2 * LAST_WORDS)
+        assert not thread.is_alive(), "the server did not stop"
 
 
 def serve(app: FastAPI, address: Address, door: socket.socket, drain: float = 30.0, log_level: str = "warning") -> None:

@@ -130,6 +130,11 @@ class ToolReader:
         self._inside = required and not dialect.end
         self._fresh = True  # nothing was shown yet
 
+    def split(self, text: str, last: bool = False) -> tuple[str, list[Call]]:
+        """The text, and the calls."""
+        found = list(self.feed(text, last))
+        return "".join(one for one in found if isinstance(one, str)), [one for one in found if isinstance(one, Call)]
+
     def feed(self, text: str, last: bool = False) -> Iterator[str | Call]:
         """Text that is none of a call, and calls, in order."""
         for word in self._hidden:
