@@ -209,7 +209,7 @@ class LLM:
     ) -> Output:
         """One answer, without blocking the event loop. Cancelling the task cancels the request."""
         job = self._job(prompt, params, speculative, streams=False)
-        async with aclosing(self._listen(job)) as chunks:
+        async with aclosing(self._listen([job])) as chunks:
             async for _ in chunks:
                 pass
         return job.output()
@@ -247,20 +247,39 @@ class LLM:
         speculative: Any = None,
         show_drafts: bool = False,
     ) -> AsyncIterator[Chunk]:
-        job = self._job(prompt, params, speculative, show_drafts=show_drafts)
-        async with aclosing(self._listen(job)) as chunks:
-            async for chunk in chunks:
+        every = self.astream_all([prompt], params, speculative=speculative, show_drafts=show_drafts)
+        async with aclosing(every) as chunks:
+            async for _, chunk in chunks:
                 yield chunk
 
-    async def _listen(self, job: _Job) -> AsyncGenerator[Chunk, None]:
+    def astream_all(
+        self,
+        prompts: Sequence[Prompt],
+        params: SamplingParams | None = None,
+        *,
+        speculative: Any = None,
+        show_drafts: bool = False,
+    ) -> AsyncGenerator[tuple[int, Chunk], None]:
+        """Pieces of the answers to many prompts, each with the number of its prompt, as they are committed."""
+        return self._listen([self._job(p, params, speculative, show_drafts=show_drafts) for p in prompts])
+
+    async def _listen(self, jobs: Sequence[_Job]) -> AsyncGenerator[tuple[int, Chunk], None]:
         mailbox = self._mailboxes.setdefault(asyncio.get_running_loop(), _Mailbox())
-        inbox: asyncio.Queue[_Event] = asyncio.Queue()
-        self._loop.submit(job.requests, lambda r, c: mailbox.put(inbox, (r, c)))
+        inbox, owner = _Inbox(), {r.id: (i, job) for i, job in enumerate(jobs) for r in job.requests}
+        self._loop.submit([r for job in jobs for r in job.requests], lambda r, c: mailbox.put(inbox, (r, c)))
         try:
-            while not job.done:
-                yield job.receive(*await inbox.get())
+            left = len(owner)
+            while left:
+                if not inbox.events:
+                    await inbox.arrival()
+                request, event = inbox.events.popleft()
+                i, job = owner[request.id]
+                chunk = job.receive(request, event)
+                left -= chunk.finish_reason is not None
+                yield i, chunk
         finally:
-            self._cancel(job)
+            for job in jobs:
+                self._cancel(job)
 
     # ------------------------------------------------------------------ inside
     def _finish(self, jobs: list[_Job], progress: bool) -> list[Output]:
@@ -393,9 +412,9 @@ class _Mailbox:
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._held: deque[tuple[asyncio.Queue[_Event], _Event]] = deque()
+        self._held: deque[tuple[_Inbox, _Event]] = deque()
 
-    def put(self, inbox: asyncio.Queue[_Event], event: _Event) -> None:
+    def put(self, inbox: _Inbox, event: _Event) -> None:
         """On the engine's thread."""
         self._held.append((inbox, event))
         if len(self._held) == 1:  # else it was told, and has not looked yet
@@ -408,7 +427,25 @@ class _Mailbox:
     def _hand_out(self) -> None:
         while self._held:
             inbox, event = self._held.popleft()
-            inbox.put_nowait(event)
+            inbox.put(event)
+
+
+class _Inbox:
+    """Events of one listener. An `asyncio.Queue` does the same for many, and takes its time."""
+
+    def __init__(self) -> None:
+        self.events: deque[_Event] = deque()
+        self._waits: asyncio.Future[None] | None = None
+
+    def put(self, event: _Event) -> None:
+        self.events.append(event)
+        if self._waits is not None and not self._waits.done():
+            self._waits.set_result(None)
+
+    def arrival(self) -> asyncio.Future[None]:
+        """Of the next event."""
+        self._waits = asyncio.get_running_loop().create_future()
+        return self._waits
 
 
 class _Job:

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from headstart.server.metrics import Metrics
 
 LONG = 20_000  # characters from which a prompt is made into tokens beside the event loop
-Piece = tuple[int, Chunk]  # the number of a choice, and what is new of it
 
 
 @dataclass
@@ -112,53 +111,6 @@ class Answers:
             signs = ", ".join(d.sign for d in tools.DIALECTS)
             raise BadInput(f"tools are not available with this model: its chat template has none of {signs}.")
         return found
-
-    # ------------------------------------------------------------------ pieces
-    async def pieces(self, order: Order) -> AsyncGenerator[Piece, None]:
-        """What is new of each choice, as it comes. Leaving early cancels what still runs."""
-        if len(order.prompts) == 1:
-            async with aclosing(self._stream(order, 0)) as own:
-                async for piece in own:
-                    yield piece
-            return
-        inbox: asyncio.Queue[Piece | BaseException | None] = asyncio.Queue()
-
-        async def forward(i: int) -> None:
-            try:
-                async with aclosing(self._stream(order, i)) as own:
-                    async for piece in own:
-                        inbox.put_nowait(piece)
-            except Exception as error:
-                inbox.put_nowait(error)
-            else:
-                inbox.put_nowait(None)
-
-        tasks = [asyncio.create_task(forward(i)) for i in range(len(order.prompts))]
-        try:
-            left = len(tasks)
-            while left:
-                event = await inbox.get()
-                if isinstance(event, BaseException):
-                    raise event
-                if event is None:
-                    left -= 1
-                else:
-                    yield event
-        finally:
-            await end(*tasks)
-
-    async def _stream(self, order: Order, i: int) -> AsyncGenerator[Piece, None]:
-        chunks = self.llm.astream(
-            order.prompts[i],
-            order.params,
-            speculative=order.asked.speculation(),
-            show_drafts=order.asked.show_drafts,
-        )
-        with closing(self.meters.follow(order.params.n)) as follower:
-            async with aclosing(chunks) as own:  # type: ignore[type-var]
-                async for chunk in own:
-                    follower.add(chunk.index, chunk)
-                    yield i * order.params.n + chunk.index, chunk
 
     # ------------------------------------------------------------------ the whole answer
     async def whole(self, order: Order) -> dict[str, Any]:
@@ -256,17 +208,21 @@ class Answers:
         stats: dict[int, Stats] = {}
         voices = [Voice(self._reader(order)) for _ in range(order.count)]
         sketches = [Sketch(self._decode(order)) for _ in range(order.count)] if order.asked.show_drafts else []
-        async with aclosing(self.pieces(order)) as pieces:
-            async for index, chunk in pieces:
-                if chunk.stats is not None:
-                    stats[index] = chunk.stats
-                choice = self._delta(order, index, chunk, voices[index])
-                if sketches:
-                    choice["speculation"] = sketches[index].of(chunk)
-                out = frame | {"choices": [choice]}
-                if options is not None and options.include_usage:
-                    out["usage"] = usage(order, _in_order(stats)) if options.continuous_usage_stats else None
-                yield out
+        how = {"speculative": order.asked.speculation(), "show_drafts": order.asked.show_drafts}
+        with closing(self.meters.follow(order.count)) as follower:
+            async with aclosing(self.llm.astream_all(order.prompts, order.params, **how)) as pieces:
+                async for number, chunk in pieces:
+                    index = number * order.params.n + chunk.index
+                    follower.add(index, chunk)
+                    if chunk.stats is not None:
+                        stats[index] = chunk.stats
+                    choice = self._delta(order, index, chunk, voices[index])
+                    if sketches:
+                        choice["speculation"] = sketches[index].of(chunk)
+                    out = frame | {"choices": [choice]}
+                    if options is not None and options.include_usage:
+                        out["usage"] = usage(order, _in_order(stats)) if options.continuous_usage_stats else None
+                    yield out
         last: dict[str, Any] = {}
         if options is not None and options.include_usage:
             last["usage"] = usage(order, _in_order(stats))

@@ -6,13 +6,16 @@ Steps are counted on the engine's thread (`Meter`), requests on the server's (`M
 from __future__ import annotations
 
 import time
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
-from prometheus_client import CollectorRegistry, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
 from headstart.core import Chunk, Stats, Tree, Verdict
 from headstart.policy import StepTimes
@@ -23,6 +26,12 @@ if TYPE_CHECKING:
     from headstart.llm import LLM
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
+TIMES = {
+    "time_to_first_token_seconds": "From arrival to the first token.",
+    "inter_token_latency_seconds": "From one token to the next, as they are handed out.",
+    "e2e_request_latency_seconds": "From arrival to the last token.",
+    "request_queue_time_seconds": "From arrival to the first step.",
+}
 LEFT = 499  # as nginx has it: the client closed the request
 Labels = dict[str, str]
 
@@ -55,6 +64,22 @@ class Meter:
             self.by_position[origins[node], position] += 1
 
 
+class Times:
+    """How many were how long. Each token counts here, so counting is cheap; adding up is for those who ask."""
+
+    def __init__(self) -> None:
+        self._counts, self._sum = [0] * (len(SECONDS) + 1), 0.0
+
+    def add(self, seconds: float, count: int = 1) -> None:
+        self._counts[bisect_left(SECONDS, seconds)] += count
+        self._sum += seconds * count
+
+    def told(self) -> tuple[list[tuple[str, float]], float]:
+        """How many were at most so long, and the sum."""
+        upper = [*map(floatToGoString, SECONDS), "+Inf"]
+        return list(zip(upper, accumulate(self._counts), strict=True)), self._sum
+
+
 class Metrics(Collector):
     """Everything, by name."""
 
@@ -65,17 +90,7 @@ class Metrics(Collector):
         self._answered: dict[tuple[str, str], int] = defaultdict(int)  # over HTTP, by route and status
         self._sums: dict[str, float] = defaultdict(float)
         self.registry = CollectorRegistry(auto_describe=False)
-        self._times = {
-            name: Histogram(f"{prefix}:{name}", text, ["model_name"], registry=self.registry, buckets=SECONDS).labels(
-                model
-            )
-            for name, text in (
-                ("time_to_first_token_seconds", "From arrival to the first token."),
-                ("inter_token_latency_seconds", "From one token to the next, as they are handed out."),
-                ("e2e_request_latency_seconds", "From arrival to the last token."),
-                ("request_queue_time_seconds", "From arrival to the first step."),
-            )
-        }
+        self._times = {name: Times() for name in TIMES}
         self.registry.register(self)
         llm.engine.watch = self.meter
 
@@ -89,7 +104,7 @@ class Metrics(Collector):
 
     # ------------------------------------------------------------------ what requests tell
     def follow(self, count: int) -> Follower:
-        """So many answers to one prompt."""
+        """So many answers to one request."""
         return Follower(self, count)
 
     def whole(self, reason: str, stats: Stats) -> None:
@@ -120,18 +135,17 @@ class Metrics(Collector):
         self._sums["cached"] += stats.cached_prompt_tokens
         self._sums["compared"] += stats.time_compared
         self._sums["plain"] += stats.time_plain
-        self._times["e2e_request_latency_seconds"].observe(stats.time_total)
-        self._times["request_queue_time_seconds"].observe(stats.time_queue)
+        self._times["e2e_request_latency_seconds"].add(stats.time_total)
+        self._times["request_queue_time_seconds"].add(stats.time_queue)
 
     def tokens(self, count: int, seconds: float, first: bool) -> None:
         """So many came together, so long after the last ones or after the request."""
         self._sums["generated"] += count
         account().add_tokens(count, seconds, first)
         if first:
-            self._times["time_to_first_token_seconds"].observe(seconds)
-            return
-        for _ in range(count):
-            self._times["inter_token_latency_seconds"].observe(seconds / count)
+            self._times["time_to_first_token_seconds"].add(seconds)
+        else:
+            self._times["inter_token_latency_seconds"].add(seconds / count, count)
 
     def steps(self, count: int) -> None:
         """One request got its tokens from so many target forwards."""
@@ -142,6 +156,10 @@ class Metrics(Collector):
         yield from self._speculation()
         yield from self._engine()
         yield from self._requests()
+        for name, text in TIMES.items():
+            family = HistogramMetricFamily(f"{self.prefix}:{name}", text, labels=["model_name"])
+            family.add_metric([self._model], *self._times[name].told())
+            yield family
 
     def _speculation(self) -> Iterator[Metric]:
         m = self.meter
@@ -213,7 +231,7 @@ class Metrics(Collector):
 
 
 class Follower:
-    """The tokens of one prompt's answers, as they come."""
+    """The tokens of one request's answers, as they come."""
 
     def __init__(self, metrics: Metrics, count: int) -> None:
         self._metrics, self._left = metrics, count

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import orjson
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
@@ -61,29 +62,20 @@ async def unless_left(receive: Receive, work: Awaitable[T], *signs: Coroutine[An
         await end(task, *watches)
 
 
+@dataclass
 class Begun:
     """Events of which the first is there already: so it is known that there are any before a client is told so."""
 
-    def __init__(self, first: Mapping[str, Any] | None, rest: AsyncGenerator[Mapping[str, Any], None]) -> None:
-        self._first, self._rest = first, rest
+    first: Mapping[str, Any] | None
+    rest: AsyncGenerator[Mapping[str, Any], None]
 
     @classmethod
     async def of(cls, events: AsyncGenerator[Mapping[str, Any], None]) -> Begun:
         return cls(await anext(events, None), events)
 
-    def __aiter__(self) -> Begun:
-        return self
-
-    async def __anext__(self) -> Mapping[str, Any]:
-        first, self._first = self._first, None
-        return first if first is not None else await anext(self._rest)
-
-    async def aclose(self) -> None:
-        await self._rest.aclose()
-
 
 def event(data: Mapping[str, Any]) -> bytes:
-    return b"data: " + json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+    return b"data: " + orjson.dumps(data) + b"\n\n"
 
 
 class EventStream(Response):
@@ -107,7 +99,7 @@ class EventStream(Response):
             with contextlib.suppress(ClientLeft):
                 await unless_left(receive, self._pump(send), self._stalled())
         finally:
-            await self.events.aclose()
+            await self.events.rest.aclose()
             self.after()
 
     async def _stalled(self) -> None:
@@ -123,7 +115,9 @@ class EventStream(Response):
 
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         try:
-            async for data in self.events:
+            if self.events.first is not None:
+                await write(event(self.events.first))
+            async for data in self.events.rest:
                 await write(event(data))
         except HeadstartError as failure:
             await write(event(error(str(failure), "server_error")))
