@@ -6,11 +6,13 @@ import asyncio
 import subprocess
 import sys
 import threading
+from typing import Any
 
 import numpy as np
 import pytest
 
 from headstart import LLM, BadInput, ConfigError, Draft, Drafter, ModelError, RequestFailed, SamplingParams, register
+from headstart.llm import _Inbox, _Mailbox
 from tests import tiny
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
@@ -169,6 +171,62 @@ def test_an_event_loop_that_ends_early_does_not_take_the_engine_along(llm) -> No
     loop.close()
     assert llm.generate(TEXTS[0], GREEDY)[0].finish_reason == "length"
     assert llm.engine.idle and not llm.engine.pool.tables
+
+
+def test_many_prompts_are_streamed_as_one(llm) -> None:
+    async def streamed() -> list[list[int]]:
+        got: list[list[int]] = [[] for _ in TEXTS]
+        async for i, chunk in llm.astream_all(TEXTS, GREEDY):
+            got[i] += chunk.token_ids
+        return got
+
+    assert asyncio.run(streamed()) == [o.token_ids for o in llm.generate(TEXTS, GREEDY)]
+
+
+def test_the_engine_lets_an_event_loop_send_first(llm, monkeypatch) -> None:
+    """Whoever listens has seen a step's tokens before the next step begins."""
+    monkeypatch.setattr("headstart.llm.MOST_WAIT", 30.0)  # however busy this machine is
+    seen, known = 0, []
+    step = llm.engine.step
+
+    async def listen() -> None:
+        nonlocal seen
+        async for chunk in llm.astream(TEXTS[0], SamplingParams(max_tokens=12, ignore_eos=True), speculative=False):
+            seen += len(chunk.token_ids)
+
+    def watched() -> list[Any]:
+        known.append(seen)
+        return step()
+
+    llm.engine.step = watched
+    try:
+        asyncio.run(listen())
+    finally:
+        del llm.engine.step
+    assert known == list(range(12))
+
+
+def test_an_event_loop_that_is_busy_is_waited_for_once(monkeypatch) -> None:
+    monkeypatch.setattr("headstart.llm.MOST_WAIT", 0.01)
+    told: list[Any] = []
+
+    async def main() -> None:
+        box, inbox = _Mailbox(told), _Inbox()
+        waits: list[float] = []
+        wait = box._sent.wait
+        monkeypatch.setattr(box._sent, "wait", lambda most: waits.append(most) or wait(most))
+        for _ in range(3):  # the loop runs this, and nothing else
+            box.put(inbox, (None, None))
+            box.wait()
+        assert told == [box] and len(waits) == 1
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert len(inbox.events) == 3
+        box.put(inbox, (None, None))
+        box.wait()
+        assert told == [box, box] and len(waits) == 2, "it came back"
+
+    asyncio.run(main())
 
 
 def test_numpy_prompts(llm) -> None:

@@ -230,6 +230,11 @@ class Engine:
         return dict(zip(LAPS, self._seconds, strict=False))
 
     @property
+    def in_flight(self) -> bool:
+        """A step is on its way, and a device works on it."""
+        return self._flight is not None
+
+    @property
     def idle(self) -> bool:
         return self.scheduler.idle and self._flight is None and not self._parcels
 

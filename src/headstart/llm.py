@@ -6,6 +6,7 @@ import asyncio
 import functools
 import queue
 import secrets
+import threading
 import time
 import weakref
 from collections import deque
@@ -43,6 +44,7 @@ Messages = Sequence[Mapping[str, Any]]
 Prompt = str | Sequence[int] | Messages
 _Event = tuple[Request, Chunk | BaseException]
 CPU_SHARE, CUDA_SHARE = 0.25, 0.8  # of the free memory, for KV
+MOST_WAIT = 0.02  # seconds that the engine gives event loops to send what a step brought
 
 
 class LLM:
@@ -150,6 +152,8 @@ class LLM:
         self.model, self._loop = apart(build)
         self.tokenizer = self.model.tokenizer
         self._mailboxes: weakref.WeakKeyDictionary[Any, _Mailbox] = weakref.WeakKeyDictionary()  # by event loop
+        self._told: list[_Mailbox] = []  # in this step; the engine's thread alone looks at it
+        self._loop.between = self._let_them_send
         self._close = weakref.finalize(self, self._loop.close)  # also when the interpreter ends
 
     @property
@@ -264,7 +268,7 @@ class LLM:
         return self._listen([self._job(p, params, speculative, show_drafts=show_drafts) for p in prompts])
 
     async def _listen(self, jobs: Sequence[_Job]) -> AsyncGenerator[tuple[int, Chunk], None]:
-        mailbox = self._mailboxes.setdefault(asyncio.get_running_loop(), _Mailbox())
+        mailbox = self._mailboxes.setdefault(asyncio.get_running_loop(), _Mailbox(self._told))
         inbox, owner = _Inbox(), {r.id: (i, job) for i, job in enumerate(jobs) for r in job.requests}
         self._loop.submit([r for job in jobs for r in job.requests], lambda r, c: mailbox.put(inbox, (r, c)))
         try:
@@ -280,6 +284,13 @@ class LLM:
         finally:
             for job in jobs:
                 self._cancel(job)
+
+    def _let_them_send(self) -> None:
+        """Event loops that were told something send it before the engine goes on, which takes all cores and much of the
+        interpreter: beside it they take several times as long, and it does not get further meanwhile."""
+        told, self._told[:] = list(self._told), []
+        for mailbox in told:
+            mailbox.wait()
 
     # ------------------------------------------------------------------ inside
     def _finish(self, jobs: list[_Job], progress: bool) -> list[Output]:
@@ -346,8 +357,8 @@ class LLM:
         bad = tuple(ids for word in params.bad_words for ids in self._spellings(word))
         forms = [self._form(params) for _ in range(params.n)]
         now = time.perf_counter()
-        first = replace(params, n=1)
-        others = replace(first, prompt_logprobs=None)  # the first one tells the prompt's for all
+        first = params if params.n == 1 else replace(params, n=1)
+        others = replace(first, prompt_logprobs=None) if params.n > 1 else first  # the first tells the prompt's for all
         requests = [
             Request(
                 ids,
@@ -410,24 +421,40 @@ class LLM:
 class _Mailbox:
     """What a step brought to the listeners of one event loop, which is woken once for all of them."""
 
-    def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
+    def __init__(self, told: list[_Mailbox]) -> None:
+        self._loop, self._told = asyncio.get_running_loop(), told
         self._held: deque[tuple[_Inbox, _Event]] = deque()
+        self._sent, self._late = threading.Event(), False
 
+    # ------------------------------------------------------------------ on the engine's thread
     def put(self, inbox: _Inbox, event: _Event) -> None:
-        """On the engine's thread."""
         self._held.append((inbox, event))
-        if len(self._held) == 1:  # else it was told, and has not looked yet
-            try:
-                self._loop.call_soon_threadsafe(self._hand_out)
-            except RuntimeError:  # that loop is closed: each who writes there is to notice
-                self._held.clear()
-                raise
+        if len(self._held) > 1:  # it was told, and has not looked yet
+            return
+        self._sent.clear()
+        try:
+            self._loop.call_soon_threadsafe(self._hand_out)
+            self._told.append(self)
+        except RuntimeError:  # that loop is closed: each who writes there is to notice
+            self._held.clear()
+            raise
 
+    def wait(self) -> None:
+        """Until listeners have seen what is here. A loop that is busy with other things is not waited for again before it
+        comes back."""
+        if not self._late:
+            self._late = not self._sent.wait(MOST_WAIT)
+
+    # ------------------------------------------------------------------ on the event loop's
     def _hand_out(self) -> None:
         while self._held:
             inbox, event = self._held.popleft()
             inbox.put(event)
+        self._loop.call_soon(self._seen)  # behind the listeners, who were woken just now
+
+    def _seen(self) -> None:
+        self._late = False
+        self._sent.set()
 
 
 class _Inbox:

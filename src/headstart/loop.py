@@ -43,6 +43,7 @@ class EngineLoop:
         self._closing = False
         self._thread: threading.Thread | None = None
         self._broke: list[float] = []  # when something did, lately
+        self.between: Callable[[], None] = lambda: None  # what a step brought was told, and no device works meanwhile
         self.health = Health()
 
     def submit(self, requests: Sequence[Request], listener: Listener) -> None:
@@ -122,6 +123,8 @@ class EngineLoop:
                 self._fail([request], event)
             else:
                 self._deliver(request, event)
+        if chunks and not self.engine.in_flight:
+            self.between()
 
     def _refuse_inbox(self) -> None:
         with self._wake:

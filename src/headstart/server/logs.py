@@ -24,6 +24,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from headstart.core import Stats
 
 log = logging.getLogger("headstart.server")
+STRAIGHT = "headstart.send"  # past every layer, for what follows the start of an answer
 HEADER = "x-request-id"
 LOOKING = ("GET", "HEAD", "OPTIONS")  # probes and scrapes come every few seconds, and say nothing when they go well
 OTHER = "other"  # than our routes: in metrics, anybody could make up as many as they like
@@ -120,6 +121,7 @@ class Watch:
                 MutableHeaders(scope=message).setdefault(HEADER, own.id)
             await send(message)
 
+        scope[STRAIGHT] = send
         try:
             await self.app(scope, receive, watched)
         except Exception:

@@ -15,6 +15,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from headstart.errors import HeadstartError
+from headstart.server.logs import STRAIGHT
 from headstart.server.protocol import error
 
 log = logging.getLogger("headstart.server")
@@ -97,7 +98,7 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             with contextlib.suppress(ClientLeft):
-                await unless_left(receive, self._pump(send), self._stalled())
+                await unless_left(receive, self._pump(send, scope.get(STRAIGHT, send)), self._stalled())
         finally:
             await self.events.rest.aclose()
             self.after()
@@ -107,10 +108,12 @@ class EventStream(Response):
         while self._since is None or time.monotonic() - self._since < STALLED:
             await asyncio.sleep(STALLED / 4)
 
-    async def _pump(self, send: Send) -> None:
+    async def _pump(self, send: Send, straight: Send) -> None:
+        """Layers look at how an answer begins. With each event, they would take as long as writing it."""
+
         async def write(data: bytes, more: bool = True) -> None:
             self._since = time.monotonic()
-            await send({"type": "http.response.body", "body": data, "more_body": more})
+            await straight({"type": "http.response.body", "body": data, "more_body": more})
             self._since = None
 
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
