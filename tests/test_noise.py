@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headstart.noise import MASK, Chance, _mix, derive_seed, fraction, gumbel, row_keys, threefry
+from headstart.noise import MASK, Chance, _mix, ceiling, derive_seed, fraction, gumbel, one, row_keys, threefry
 
 KNOWN = [[1.4406, -0.1938, -0.5489], [0.1571, -0.5457, -0.3188], [-0.1635, -0.1818, -0.8937]]
 
@@ -44,6 +44,16 @@ def test_the_arithmetic_is_exact(seed: int, position: int, token: int):
     """No product leaves a signed 64-bit word: tensors and unbounded integers agree."""
     g = float(gumbel(keys_of([seed], [position]), torch.tensor([token])))
     assert g == pytest.approx(by_hand(seed, position, token), abs=1e-5)
+    assert g == pytest.approx(one(row_keys([seed], [position])[0], token), abs=1e-5)
+
+
+@given(st.integers(0, 2**64 - 1), st.integers(0, 2**32))
+def test_noise_stays_below_its_ceiling_and_large_noise_comes_near(seed: int, position: int):
+    noise = gumbel(keys_of([seed], [position]), torch.arange(3000))[0].numpy()
+    most = ceiling(row_keys([seed], [position])[0], 3000)
+    assert most.dtype == np.float32 and (noise <= most + 1e-4).all()
+    large = noise > 3
+    assert large.any() and (most[large] - noise[large] < 0.1).all()
 
 
 # key, counter and what comes out: the known answers that come with Random123, the authors' own library

@@ -285,6 +285,34 @@ def test_choose_is_the_argmax_of_log_p_plus_noise(seed: int):
     assert compared >= 22
 
 
+@settings(deadline=None, max_examples=60)
+@given(
+    st.integers(0, 2**32), st.floats(0.05, 5), st.floats(0, 20), st.floats(0, 1), st.sampled_from([0.0, 0.01, 0.3]),
+    st.booleans(),
+)  # fmt: skip
+def test_noise_for_some_tokens_chooses_as_noise_for_all_does(
+    seed: int, temperature: float, scale: float, banned: float, min_p: float, ties: bool
+):
+    """To the last bit, whatever the row looks like: flat or steep, with equal values, with tokens that are out."""
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(3, 5000)) * scale
+    x = torch.from_numpy(np.round(x) if ties else x).float()
+    x[torch.from_numpy(rng.random(x.shape) < 0.99 * banned)] = -torch.inf
+    rows = [Row(request(seed=seed + i, temperature=temperature, min_p=min_p)) for i in range(3)]
+    scaled = x / temperature
+    if min_p:
+        floor = scaled.amax(-1, keepdim=True) + math.log(min_p)
+        scaled = scaled.masked_fill(scaled < floor, -torch.inf)
+    keys = torch.tensor(row_keys([r.request.seed for r in rows], [r.position for r in rows]))
+    assert choose(x, rows) == (scaled + gumbel(keys, torch.arange(5000))).argmax(-1).tolist()
+
+
+def test_a_row_that_is_no_number_chooses_the_first_such():
+    x = logits(1, 500).float()
+    x[0, 77:80] = torch.nan
+    assert choose(x, [Row(request(temperature=0.7))]) == [77]
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_a_choice_does_not_depend_on_the_rows_around_it(seed: int):
     rows = menu_rows(20, seed + 50)

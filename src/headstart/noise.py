@@ -11,6 +11,7 @@ wherever it runs. The two words make a 64-bit fraction w, and g = -log(-log(1 - 
 from __future__ import annotations
 
 import hashlib
+import math
 from typing import Any
 
 import numpy as np
@@ -22,8 +23,8 @@ PARITY = 0x1BD11BDA
 FEW = 12  # rows for which integers are faster than arrays
 
 
-def _mix(x: torch.Tensor) -> torch.Tensor:
-    """Scramble 32-bit words held in int64."""
+def _mix(x: Any) -> Any:
+    """Scramble 32-bit words: integers, or tensors of int64."""
     x = x ^ (x >> 16)
     x = (x * 0x21F0AAAD) & MASK
     x = x ^ (x >> 15)
@@ -66,6 +67,35 @@ def fraction(keys: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
 def gumbel(keys: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
     """g(seed, position, token) in float32; standard Gumbel, independent across all three."""
     return (-torch.log(-torch.log1p(-fraction(keys, tokens)))).float()
+
+
+def ceiling(key: tuple[int, int], size: int) -> np.ndarray:
+    """For tokens 0, 1, ...: what g does not exceed, but for rounding in float32; large g comes near it, by less than 0.1.
+
+    It takes the first word of the fraction alone, and 32 bits: w is no less than that word says, and g = -log(-log(1 - w)) no
+    more than -log(w). The bits of a float are a line from each power of two to the next, which is never above its log2.
+    """
+    x = np.arange(size, dtype=np.uint32)
+    spare = np.empty_like(x)
+    for word in key:
+        x ^= np.uint32(word)
+        for shift, factor in ((16, 0x21F0AAAD), (15, 0x735A2D97), (15, None)):
+            x ^= np.right_shift(x, np.uint32(shift), out=spare)
+            if factor is not None:
+                x *= np.uint32(factor)
+    w = x.astype(np.float32)
+    np.maximum(w, np.float32(2.0**-33), out=w)  # the second word is worth half of its last bit at least
+    line = w.view(np.int32).astype(np.float32)
+    line *= np.float32(-math.log(2) * 2.0**-23)
+    line += np.float32(math.log(2) * (127 + 32))
+    return line
+
+
+def one(key: tuple[int, int], token: int) -> float:
+    """g of one token, by Python's own arithmetic."""
+    high = _mix(_mix(token ^ key[0]) ^ key[1])
+    low = _mix(high ^ key[0] ^ 0x5BD1E995)
+    return -math.log(-math.log1p(-min(1 - 2.0**-53, (high + (low + 0.5) * 2.0**-32) * 2.0**-32)))
 
 
 def derive_seed(seed: int, *salt: int | str) -> int:

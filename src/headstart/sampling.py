@@ -16,8 +16,9 @@ import numpy as np
 import torch
 
 from headstart.core import Choice, Request, TokenLogprobs
-from headstart.noise import gumbel, row_keys, words
+from headstart.noise import ceiling, gumbel, one, row_keys, words
 
+SLACK = 1e-3  # by which rounding may move a score, and more
 SHORTLIST = 1024  # tokens looked at first under top-k / top-p; all of them when these do not hold the mass
 
 
@@ -202,8 +203,11 @@ def _column(rows: Sequence[Row], name: str, like: torch.Tensor) -> torch.Tensor:
 
 
 def _keys(rows: Sequence[Row], device: torch.device) -> torch.Tensor:
-    keys = row_keys([r.request.seed for r in rows], [r.position for r in rows])
-    return torch.tensor(keys, dtype=torch.int64, device=device)
+    return torch.tensor(_row_keys(rows), dtype=torch.int64, device=device)
+
+
+def _row_keys(rows: Sequence[Row]) -> list[tuple[int, int]]:
+    return row_keys([r.request.seed for r in rows], [r.position for r in rows])
 
 
 def _pick_greedy(logits: torch.Tensor, rows: Sequence[Row]) -> list[int]:
@@ -212,8 +216,21 @@ def _pick_greedy(logits: torch.Tensor, rows: Sequence[Row]) -> list[int]:
 
 def _pick_full(logits: torch.Tensor, rows: Sequence[Row]) -> list[int]:
     scaled = _min_p(logits / _column(rows, "temperature", logits), rows)
+    if scaled.device.type == "cpu" and scaled.dtype == torch.float32:
+        return [_draw(x, key) for x, key in zip(scaled, _row_keys(rows), strict=True)]
     noise = gumbel(_keys(rows, logits.device), torch.arange(logits.shape[1], device=logits.device))
     return argmax(scaled + noise)
+
+
+def _draw(scaled: torch.Tensor, key: tuple[int, int]) -> int:
+    """The same for one row (V,), where noise takes long to make: only for tokens that could still be the one."""
+    most = scaled.numpy() + ceiling(key, len(scaled))
+    first = int(most.argmax())
+    found = np.flatnonzero(most >= float(scaled[first]) + one(key, first) - SLACK)
+    if len(found) < 2:  # none: it is no number
+        return first
+    ids = torch.from_numpy(found)
+    return int(ids[argmax(scaled[ids] + gumbel(torch.tensor([key]), ids))[0]])
 
 
 def _pick_short(logits: torch.Tensor, rows: Sequence[Row]) -> list[int]:
