@@ -33,7 +33,7 @@ Parts
               server leaves with 0, within --drain
 
 Clients are `httpx` or `bare`. A bare one is a socket, and takes a fraction of httpx's time for an event; on a machine whose
-cores all compute, that time would be the server's loss. So compare and faults use bare ones, overhead one that is less still.
+cores all compute, that time would be the server's loss. So faults uses bare ones, compare and overhead one that only listens.
 """
 
 from __future__ import annotations
@@ -653,8 +653,11 @@ def duel(args: argparse.Namespace, found: Host, offline: Callable[[Any], Any], a
         for side in ("server", "offline") if number % 2 else ("offline", "server"):
             if side == "offline":
                 told[side] = offline(batch)
+            elif args.client:
+                told[side] = ask(args, found, args.client, batch, at_once, f"Round {number}, {at_once} at once", count)
             else:
-                told[side] = ask(args, found, "bare", batch, at_once, f"Round {number}, {at_once} at once", count)
+                with status(f"Round {number}, {at_once} at once"):
+                    told[side] = hear_out(found.url, batch, at_once)
         answers = told["server"]
         errors += sum(a.outcome != "finished" for a in answers)
         if number:
