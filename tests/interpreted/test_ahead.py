@@ -111,7 +111,7 @@ def test_who_was_away_longest_loses_its_seat() -> None:
 
 
 # ------------------------------------------------------------------ the same text
-@pytest.mark.parametrize("arrivals", [0, 1, 3])
+@pytest.mark.parametrize("arrivals", [0, 3])
 def test_steps_follow_drafts_and_the_text_is_the_same(arrivals: int) -> None:
     e = engine(small(), NGRAM)
     flights, rs = Flights(e), asked()
@@ -165,7 +165,7 @@ def test_drafts_are_those_of_the_host() -> None:
     assert abs(told[0][0] - told[1][0]) <= 3 and told[0][1:] == told[1][1:]
 
 
-@pytest.mark.parametrize("max_tokens", range(1, 12))
+@pytest.mark.parametrize("max_tokens", [1, 2, 4, 7, 11])
 def test_a_text_ends_where_it_must(max_tokens: int) -> None:
     e = engine(small(), NGRAM)
     rs = asked(max_tokens)
@@ -183,7 +183,7 @@ def test_a_text_ends_at_its_stop_token_while_the_next_step_is_on_its_way() -> No
     assert flights.count and not e.texts._seats
 
 
-@pytest.mark.parametrize("max_len", [12, 13, 14, 15, 16, 17, 21])
+@pytest.mark.parametrize("max_len", [12, 13, 16, 21])
 def test_the_longest_text_that_the_engine_holds(max_len: int) -> None:
     e = engine(small(), NGRAM, max_len=max_len)
     got = run(e, asked()[:2])
@@ -191,7 +191,7 @@ def test_the_longest_text_that_the_engine_holds(max_len: int) -> None:
         assert g == w[: max_len - len(p)] and len(g) == min(LONG, max_len - len(p))
 
 
-@pytest.mark.parametrize("pages", [10, 12, 16])
+@pytest.mark.parametrize("pages", [10, 16])
 def test_little_memory(pages: int) -> None:
     """Requests are set aside and come back; drafts shrink."""
     e = engine(small(), NGRAM, pages=pages, max_len=36, share_prefixes=pages != 12)
