@@ -146,6 +146,16 @@ class Answer:
     error: str = ""
     rest: bytes = b""  # of an event that is not whole; of an answer that is no stream, all of it
 
+    def take(self, data: bytes, now: float) -> None:
+        """What came over a socket: the head, too."""
+        if not self.status:
+            head, found, data = (self.rest + data).partition(b"\r\n\r\n")
+            self.rest = b"" if found else head
+            if not found:
+                return
+            self.status = int(head.split(b" ", 2)[1])
+        self.hear(data, now)
+
     def hear(self, data: bytes, now: float) -> None:
         *whole, self.rest = (self.rest + data).split(b"\n\n")
         self.events += [(now, part.partition(b"data: ")[2]) for part in whole]
@@ -165,17 +175,6 @@ class Answer:
     def tokens(self) -> int:
         """As the server counts them."""
         return self._read[1]
-
-    def read_back(self, heard: Sequence[tuple[float, bytes]]) -> None:
-        """Of a client that only wrote down what came, and when."""
-        head = b""
-        for at, data in heard:
-            if not self.status:
-                head, found, data = (head + data).partition(b"\r\n\r\n")
-                if not found:
-                    continue
-                self.status = int(head.split(b" ", 2)[1])
-            self.hear(data, at)
 
     def digest(self) -> None:
         """Keep what is asked about later, and let go of the rest: a soak has millions of events."""
@@ -219,7 +218,6 @@ class Ear(asyncio.Protocol):
         )
         self.loop = asyncio.get_running_loop()
         self.done: asyncio.Future[None] = self.loop.create_future()
-        self._head = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -229,14 +227,8 @@ class Ear(asyncio.Protocol):
             self.loop.call_later(self.leave_in, self._leave)
 
     def data_received(self, data: bytes) -> None:
-        now, answer = time.monotonic(), self.answer
-        if not answer.status:
-            self._head, found, data = (self._head + data).partition(b"\r\n\r\n")
-            if not found:
-                return
-            answer.status = int(self._head.split(b" ", 2)[1])
-        answer.hear(data, now)
-        if self.leave_after is not None and len(answer.events) >= self.leave_after:
+        self.answer.take(data, time.monotonic())
+        if self.leave_after is not None and len(self.answer.events) >= self.leave_after:
             self._leave()
         elif self.gap:
             self.transport.pause_reading()
@@ -263,8 +255,7 @@ class Client:
 
     def __init__(self, url: str, kind: str = "bare", patience: float = 300.0) -> None:
         self.url, self.kind, self.patience = url, kind, patience
-        place = urlsplit(url)
-        self.address = (place.hostname or "127.0.0.1", place.port or 80)
+        self.address = _address(url)
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
         self._httpx = httpx.AsyncClient(timeout=patience, limits=limits, trust_env=False)
 
@@ -310,6 +301,11 @@ class Client:
             await ear.done
         finally:
             transport.abort()
+
+
+def _address(url: str) -> tuple[str, int]:
+    place = urlsplit(url)
+    return place.hostname or "127.0.0.1", place.port or 80
 
 
 def _request(address: tuple[str, int], body: dict[str, Any]) -> bytes:
@@ -762,37 +758,43 @@ def client_worker() -> Generator[Any, Any, None]:
 
 
 def hear_out(url: str, bodies: Sequence[dict[str, Any]], at_once: int, patience: float = 300.0) -> list[Answer]:
-    """Ask all of it, so many at a time. No event loop stands between the socket and the clock, and bytes are read later: a
+    """Ask all of it, so many at a time. No event loop stands between the socket and the clock, and bytes are read at the end: a
     client that is busy with one event would be late for the next, and the server would be blamed."""
-    place = urlsplit(url)
-    address = (place.hostname or "127.0.0.1", place.port or 80)
-    waiting, answers = iter(bodies), []
-    with selectors.DefaultSelector() as open_ones:
+    address, waiting = _address(url), iter(bodies)
+    heard: list[tuple[Answer, list[tuple[float, bytes]]]] = []
+    with selectors.DefaultSelector() as doors:
 
         def begin() -> None:
             for own in itertools.islice(waiting, 1):
                 door = socket.create_connection(address, patience)
-                answers.append(Answer(own, time.monotonic()))
-                heard: list[tuple[float, bytes]] = []
+                heard.append((Answer(own, time.monotonic()), []))
                 door.sendall(_request(address, own))
                 door.setblocking(False)
-                open_ones.register(door, selectors.EVENT_READ, (answers[-1], heard))
+                doors.register(door, selectors.EVENT_READ, heard[-1])
 
         for _ in range(at_once):
             begin()
-        while open_ones.get_map():
-            found = open_ones.select(patience)
-            for key, _ in found:
-                data = key.fileobj.recv(1 << 16)  # type: ignore[union-attr]
-                key.data[1].append((time.monotonic(), data))
-            for key in (
-                [key for key, _ in found if not key.data[1][-1][1]] if found else list(open_ones.get_map().values())
-            ):
-                open_ones.unregister(key.fileobj)
+        while doors.get_map():
+            ready = [key for key, _ in doors.select(patience)]
+            for key in [key for key in ready if not _take(key)] if ready else list(doors.get_map().values()):
+                doors.unregister(key.fileobj)
                 key.fileobj.close()  # type: ignore[union-attr]
-                key.data[0].read_back(key.data[1])
                 begin()
-    return answers
+    for answer, parts in heard:
+        for at, data in parts:
+            answer.take(data, at)
+    return [answer for answer, _ in heard]
+
+
+def _take(key: selectors.SelectorKey) -> bytes:
+    """What is here, with the time; nothing at its end."""
+    answer, parts = key.data
+    try:
+        data: bytes = key.fileobj.recv(1 << 16)  # type: ignore[union-attr]
+    except OSError as error:
+        answer.error, data = repr(error), b""
+    parts.append((time.monotonic(), data))
+    return data
 
 
 # ------------------------------------------------------------------ soak

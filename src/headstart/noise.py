@@ -20,15 +20,16 @@ import torch
 MASK = 0xFFFFFFFF
 ROTATIONS = (13, 15, 26, 6), (17, 29, 16, 24)
 PARITY = 0x1BD11BDA
+FACTORS = 0x21F0AAAD, 0x735A2D97
 FEW = 12  # rows for which integers are faster than arrays
 
 
 def _mix(x: Any) -> Any:
     """Scramble 32-bit words: integers, or tensors of int64."""
     x = x ^ (x >> 16)
-    x = (x * 0x21F0AAAD) & MASK
+    x = (x * FACTORS[0]) & MASK
     x = x ^ (x >> 15)
-    x = (x * 0x735A2D97) & MASK
+    x = (x * FACTORS[1]) & MASK
     return x ^ (x >> 15)
 
 
@@ -79,7 +80,7 @@ def ceiling(key: tuple[int, int], size: int) -> np.ndarray:
     spare = np.empty_like(x)
     for word in key:
         x ^= np.uint32(word)
-        for shift, factor in ((16, 0x21F0AAAD), (15, 0x735A2D97), (15, None)):
+        for shift, factor in ((16, FACTORS[0]), (15, FACTORS[1]), (15, None)):
             x ^= np.right_shift(x, np.uint32(shift), out=spare)
             if factor is not None:
                 x *= np.uint32(factor)
