@@ -7,14 +7,13 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from typer.testing import CliRunner
 
 from headstart import LLM
 from headstart.cli import app
-from tests import tiny
+from tests import tiny, web
 from tests.test_server import PROMPT, serving
 
 WORDS = {"and", "or", "unless", "bool", "offset", "by", "without", "on", "ignoring", "group_left", "group_right"}
@@ -37,8 +36,8 @@ def served(prefix: str) -> Iterator[Served]:
         llm.engine.policy.plain_seconds = lambda *_: 0.001
         body = {"prompt": PROMPT, "max_tokens": 60, "temperature": 0, "structured_outputs": {"regex": "(ab){30}"}}
         for _ in range(3):
-            httpx.post(f"{url}/v1/completions", json=body)
-        yield names_served(httpx.get(f"{url}/metrics").text)
+            web.post(f"{url}/v1/completions", json=body)
+        yield names_served(web.get(f"{url}/metrics").text)
 
 
 @pytest.fixture(scope="module")

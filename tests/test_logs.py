@@ -21,7 +21,7 @@ from headstart.server import run
 from headstart.server.answers import Answers
 from headstart.server.app import ServerSettings, create_app
 from headstart.server.logs import JsonForm, TextForm, account, written
-from tests import tiny
+from tests import tiny, web
 from tests.test_server import MESSAGES, PROMPT, serving
 
 KEY, WRONG, SAID = "sk-nobody-may-see-this", "sk-a-wrong-one", "unspeakable"
@@ -58,7 +58,7 @@ def test_a_line_says_what_the_answer_says(llm, chat: bool, stream: bool) -> None
     body |= {"messages": MESSAGES} if chat else {"prompt": PROMPT * 2}
     body |= {"stream_options": {"include_usage": True}} if stream else {}
     with logging_server(llm) as (url, log):
-        got = httpx.post(url + path, json=body)
+        got = web.post(url + path, json=body)
     events = [line.removeprefix("data: ") for line in got.text.splitlines() if line.startswith("data: {")]
     told = json.loads(events[-1]) if stream else got.json()
     [line] = of_requests(log)
@@ -76,7 +76,7 @@ def test_a_line_says_what_the_answer_says(llm, chat: bool, stream: bool) -> None
 
 def test_an_id_of_the_clients_own(llm) -> None:
     with logging_server(llm) as (url, log):
-        got = httpx.post(f"{url}/v1/completions", json={"prompt": PROMPT, "max_tokens": 2, "request_id": "mine-7"})
+        got = web.post(f"{url}/v1/completions", json={"prompt": PROMPT, "max_tokens": 2, "request_id": "mine-7"})
     assert got.headers["x-request-id"] == got.json()["id"] == of_requests(log)[0]["request_id"] == "mine-7"
 
 
@@ -94,7 +94,7 @@ def test_who_is_refused_has_a_line_and_an_id_too(llm, path: str, body, key: str,
     content = body if isinstance(body, str) else json.dumps(body)
     headers = {"authorization": f"Bearer {key}", "content-type": "application/json"}
     with logging_server(llm, keys=[KEY]) as (url, log):
-        got = httpx.post(f"{url}/v1/{path}", content=content, headers=headers)
+        got = web.post(f"{url}/v1/{path}", content=content, headers=headers)
     [line] = of_requests(log)
     assert line["status"] == got.status_code == status and "completion_tokens" not in line
     assert line["request_id"] == got.headers["x-request-id"] != ""
@@ -104,9 +104,9 @@ def test_who_is_refused_has_a_line_and_an_id_too(llm, path: str, body, key: str,
 def test_looking_is_told_only_when_all_is_told_or_when_it_goes_wrong(llm) -> None:
     for level, routes in (("info", ["/v1/models"]), ("debug", ["/health", "/metrics", "/v1/models"])):
         with logging_server(llm, level, keys=[KEY]) as (url, log):
-            httpx.get(f"{url}/health")
-            httpx.get(f"{url}/metrics", headers={"authorization": f"Bearer {KEY}"})
-            assert httpx.get(f"{url}/v1/models").status_code == 401
+            web.get(f"{url}/health")
+            web.get(f"{url}/metrics", headers={"authorization": f"Bearer {KEY}"})
+            assert web.get(f"{url}/v1/models").status_code == 401
         assert [line["route"] for line in of_requests(log)] == routes
 
 
@@ -136,7 +136,7 @@ def test_every_line_carries_the_id_of_its_request(llm, monkeypatch) -> None:
         return await task
 
     async def ask(url: str) -> None:
-        async with httpx.AsyncClient() as client:
+        async with httpx.AsyncClient(timeout=web.PATIENCE) as client:
             asks = [{"prompt": PROMPT, "max_tokens": 3, "request_id": f"r{i}"} for i in range(6)]
             await asyncio.gather(*[client.post(f"{url}/v1/completions", json=body) for body in asks])
 
@@ -155,7 +155,7 @@ def test_what_breaks_is_found_by_its_id(llm, monkeypatch) -> None:
 
     monkeypatch.setattr(Answers, "whole", broken)
     with logging_server(llm) as (url, log):
-        got = httpx.post(f"{url}/v1/completions", json={"prompt": PROMPT})
+        got = web.post(f"{url}/v1/completions", json={"prompt": PROMPT})
     assert got.status_code == 500 and "wheel" not in got.text
     lines = [line for line in read(log) if line.get("request_id") == got.headers["x-request-id"]]
     assert [line["status"] for line in lines if line["message"] == "request ended"] == [500]
@@ -178,7 +178,7 @@ def test_neither_keys_nor_texts_nor_headers_are_logged(llm, form: str) -> None:
         for path, body in asks:
             for key in (KEY, WRONG):
                 headers = {"authorization": f"Bearer {key}", "x-own": SAID, "cookie": SAID}
-                httpx.post(f"{url}/v1/{path}?key={KEY}", json=body, headers=headers)
+                web.post(f"{url}/v1/{path}?key={KEY}", json=body, headers=headers)
     text = log.getvalue()
     assert text.count("request ended") == 2 * len(asks)
     for secret in (KEY, WRONG, SAID, "lazy dog", "Bearer"):
@@ -188,7 +188,7 @@ def test_neither_keys_nor_texts_nor_headers_are_logged(llm, form: str) -> None:
 # ------------------------------------------------------------------ how lines look
 def test_text_is_for_people(llm) -> None:
     with logging_server(llm, form="text") as (url, log):
-        got = httpx.post(f"{url}/v1/completions", json={"prompt": PROMPT, "max_tokens": 4, "ignore_eos": True})
+        got = web.post(f"{url}/v1/completions", json={"prompt": PROMPT, "max_tokens": 4, "ignore_eos": True})
     [line] = log.getvalue().splitlines()
     time_, level, logger, name, rest = line.split(" ", 4)
     assert (level, logger, name) == ("info", "headstart.server", f"[{got.json()['id']}]") and time_.endswith("Z")
@@ -198,7 +198,7 @@ def test_text_is_for_people(llm) -> None:
 
 def test_a_path_cannot_pretend_to_be_a_line(llm) -> None:
     with logging_server(llm, form="text") as (url, log):
-        httpx.post(f"{url}/x%0a2026-01-01T00:00:00Z%20error%20forged%1b[31m")
+        web.post(f"{url}/x%0a2026-01-01T00:00:00Z%20error%20forged%1b[31m")
     assert len(log.getvalue().splitlines()) == 1 and "\x1b" not in log.getvalue()
 
 
@@ -240,7 +240,7 @@ def test_uvicorn_speaks_in_the_same_form(llm, monkeypatch) -> None:
         while not (made and made[0].started):
             time.sleep(0.01)
         port = door.getsockname()[1]
-        assert httpx.post(f"http://127.0.0.1:{port}/tokenize", json={"prompt": PROMPT}).status_code == 200
+        assert web.post(f"http://127.0.0.1:{port}/tokenize", json={"prompt": PROMPT}).status_code == 200
         made[0].should_exit = True
         thread.join(10)
     lines = read(log)

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from importlib import resources
 from typing import Any
 
-import httpx
 import pytest
 from fastapi import FastAPI, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -23,7 +22,7 @@ from headstart import LLM, SamplingParams
 from headstart.server.gate import Gate
 from headstart.server.playground import FILES, HEADERS
 from headstart.server.run import on_thread
-from tests import tiny
+from tests import tiny, web
 from tests.test_server import serving
 
 play = pytest.importorskip("playwright.sync_api")
@@ -213,7 +212,7 @@ def test_the_answer_is_the_api_s_and_its_tokens_have_origins(watched, url) -> No
     say(page, PROMPT, TOKENS)
     text = answer(page)
     body = {"messages": MESSAGES, "max_tokens": TOKENS, "temperature": 0, "metrics": True}
-    told = httpx.post(f"{url}/v1/chat/completions", json=body).json()
+    told = web.post(f"{url}/v1/chat/completions", json=body).json()
     assert text == told["choices"][0]["message"]["content"]
     kinds = [kind for _, kind in classes(page)]
     assert "".join(t for t, _ in classes(page)) == text and "drafted o0" in kinds and "bonus" in kinds, kinds
@@ -278,7 +277,7 @@ def test_without_a_template_plain_completion_is_offered(watched) -> None:
         assert page.input_value("#message") == PROMPT, "nothing has to be typed again"
         page.get_by_role("button", name="Use plain completion").click()
         page.press("#message", "Enter")
-        wanted = httpx.post(f"{url}/v1/completions", json={"prompt": PROMPT, "max_tokens": 12, "temperature": 0}).json()
+        wanted = web.post(f"{url}/v1/completions", json={"prompt": PROMPT, "max_tokens": 12, "temperature": 0}).json()
         assert answer(page) == wanted["choices"][0]["text"]
         page.locator("#log .t").first.focus()
         page.locator("#card").get_by_text("Most likely here").wait_for()

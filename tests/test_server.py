@@ -19,7 +19,7 @@ from headstart.server.app import ServerSettings, create_app
 from headstart.server.gate import Gate
 from headstart.server.run import on_thread
 from headstart.server.tools import HERMES, LLAMA, MISTRAL, Call, ToolReader
-from tests import tiny
+from tests import tiny, web
 
 PROMPT = "the quick brown fox jumps over the lazy dog and the quick brown fox"
 MESSAGES = [{"role": "user", "content": PROMPT}]
@@ -66,7 +66,7 @@ def offline(llm: LLM, prompt=PROMPT, **params) -> str:
 
 # ------------------------------------------------------------------ what the page needs
 def events(url: str, **body) -> list[dict]:
-    with httpx.stream("POST", f"{url}/v1/completions", json={"stream": True} | body, timeout=30) as answer:
+    with httpx.stream("POST", f"{url}/v1/completions", json={"stream": True} | body, timeout=web.PATIENCE) as answer:
         lines = [line.removeprefix("data: ") for line in answer.iter_lines() if line]
     return [json.loads(line) for line in lines if line != "[DONE]"]
 
@@ -96,14 +96,14 @@ def test_drafts_are_shown_with_the_text_that_came_of_them(llm, url) -> None:
 
 
 def test_drafts_are_shown_in_streams_alone(url) -> None:
-    answer = httpx.post(f"{url}/v1/completions", json={"prompt": "a", "show_drafts": True})
+    answer = web.post(f"{url}/v1/completions", json={"prompt": "a", "show_drafts": True})
     assert answer.status_code == 400 and "show_drafts is for stream=true" in answer.json()["error"]["message"]
 
 
 def test_the_server_tells_what_it_has_done(url) -> None:
-    before = httpx.get(f"{url}/stats").json()
+    before = web.get(f"{url}/stats").json()
     events(url, prompt=PROMPT, max_tokens=30, temperature=0, ignore_eos=True)
-    after = httpx.get(f"{url}/stats").json()
+    after = web.get(f"{url}/stats").json()
     assert after["tokens"] == before["tokens"] + 30 and after["steps"] > before["steps"] and after["running"] == 0
     ngram = after["drafters"]["ngram"]
     assert sum(ngram["accepted_by_position"].values()) == ngram["accepted"] <= ngram["drafted"]
@@ -111,7 +111,7 @@ def test_the_server_tells_what_it_has_done(url) -> None:
 
 
 def counters(url: str, name: str) -> dict[str, float]:
-    lines = [line for line in httpx.get(f"{url}/metrics").text.splitlines() if line.startswith(f"headstart:{name}{{")]
+    lines = [line for line in web.get(f"{url}/metrics").text.splitlines() if line.startswith(f"headstart:{name}{{")]
     return {line.split("{", 1)[1].rsplit("}", 1)[0]: float(line.rsplit(" ", 1)[1]) for line in lines}
 
 
@@ -122,7 +122,7 @@ def counters(url: str, name: str) -> dict[str, float]:
 def test_what_is_refused_is_no_answer_that_was_left(llm, body: dict, stream: bool) -> None:
     with serving(llm) as url:
         for _ in range(2):
-            assert httpx.post(f"{url}/v1/completions", json=body | {"stream": stream}).status_code == 400
+            assert web.post(f"{url}/v1/completions", json=body | {"stream": stream}).status_code == 400
         assert not counters(url, "request_success_total")
         [(labels, count)] = [x for x in counters(url, "http_requests_total").items() if "completions" in x[0]]
         assert 'status="400"' in labels and count == 2
@@ -152,8 +152,8 @@ def test_what_is_not_done_when_time_is_up_is_told_so(llm, monkeypatch) -> None:
     monkeypatch.setattr(llm.engine, "step", lambda: (time.sleep(0.02), step())[1])  # so that it takes long
     with on_thread(app, drain=0.3) as (server, base), ThreadPoolExecutor() as others:
         url = f"{base}/v1/completions"
-        with httpx.stream("POST", url, json=how | {"stream": True}, timeout=30) as told:
-            whole = others.submit(httpx.post, url, json=how, timeout=30)
+        with httpx.stream("POST", url, json=how | {"stream": True}, timeout=web.PATIENCE) as told:
+            whole = others.submit(httpx.post, url, json=how, timeout=web.PATIENCE)
             lines = told.iter_lines()
             next(lines)
             while app.state.gate.inside < 2:
@@ -168,25 +168,25 @@ def test_what_is_not_done_when_time_is_up_is_told_so(llm, monkeypatch) -> None:
 
 def test_health_tells_of_an_engine_that_broke() -> None:
     with LLM(tiny.loaded(), max_num_seqs=2) as own, serving(own) as url:
-        assert httpx.get(f"{url}/health").json() == {"status": "ok", "restarts": 0, "last_error": None}
+        assert web.get(f"{url}/health").json() == {"status": "ok", "restarts": 0, "last_error": None}
         own._loop.health.restarts, own._loop.health.last_error = 1, "ZeroDivisionError"
-        answer = httpx.get(f"{url}/health")
+        answer = web.get(f"{url}/health")
         assert answer.status_code == 200 and answer.json()["restarts"] == 1
         own._loop.health.alive = False
-        answer = httpx.get(f"{url}/health")
+        answer = web.get(f"{url}/health")
         assert answer.status_code == 503 and answer.json()["status"] == "failed"
 
 
 def test_the_page_is_whole_and_asks_nobody_else(llm) -> None:
     with serving(llm, keys=["secret"]) as url:
-        page = httpx.get(url)
+        page = web.get(url)
         assert page.status_code == 200 and page.headers["content-type"].startswith("text/html")
         policy = page.headers["content-security-policy"]
         assert "default-src 'none'" in policy and "unsafe" not in policy
         for name in ("page.js", "page.css"):
-            assert name in page.text and httpx.get(f"{url}/{name}").status_code == 200
-            assert "http://" not in httpx.get(f"{url}/{name}").text.replace("http://www.w3.org/2000/svg", "")
-        assert httpx.get(f"{url}/stats").status_code == 401, "numbers need a key, the page itself does not"
+            assert name in page.text and web.get(f"{url}/{name}").status_code == 200
+            assert "http://" not in web.get(f"{url}/{name}").text.replace("http://www.w3.org/2000/svg", "")
+        assert web.get(f"{url}/stats").status_code == 401, "numbers need a key, the page itself does not"
 
 
 # ------------------------------------------------------------------ OpenAI's client
@@ -325,17 +325,17 @@ def test_the_same_text_alone_and_among_others(llm, url) -> None:
 def test_what_operators_ask(llm, url, client) -> None:
     assert [m.id for m in client.models.list()] == ["tiny"]
     for path, key in (("/health", "status"), ("/ready", "ready"), ("/version", "version")):
-        assert httpx.get(url + path).json()[key]
-    told = httpx.post(f"{url}/tokenize", json={"prompt": PROMPT}).json()
+        assert web.get(url + path).json()[key]
+    told = web.post(f"{url}/tokenize", json={"prompt": PROMPT}).json()
     assert told["tokens"] == llm.tokenizer.encode(PROMPT) and told["count"] == len(told["tokens"])
-    assert httpx.post(f"{url}/detokenize", json={"tokens": told["tokens"]}).json()["prompt"] == PROMPT
-    chat = httpx.post(f"{url}/tokenize", json={"messages": MESSAGES}).json()
+    assert web.post(f"{url}/detokenize", json={"tokens": told["tokens"]}).json()["prompt"] == PROMPT
+    chat = web.post(f"{url}/tokenize", json={"messages": MESSAGES}).json()
     assert chat["tokens"] == llm.tokenizer.chat(MESSAGES)
 
 
 def numbers(url: str) -> dict[str, float]:
     """What Prometheus reads, by name and labels but the model's."""
-    lines = [line for line in httpx.get(f"{url}/metrics").text.splitlines() if not line.startswith("#")]
+    lines = [line for line in web.get(f"{url}/metrics").text.splitlines() if not line.startswith("#")]
     pairs = [line.rsplit(" ", 1) for line in lines]
     names = [name.replace('model_name="tiny"', "").replace("{,", "{").replace(",}", "}") for name, _ in pairs]
     return {name: float(value) for name, (_, value) in zip(names, pairs, strict=True)}
@@ -367,7 +367,7 @@ def test_metrics_add_up(llm) -> None:
 
 def test_metrics_under_another_prefix(llm) -> None:
     with serving(llm, metrics_prefix="vllm") as url:
-        httpx.post(f"{url}/v1/completions", json={"prompt": PROMPT * 3, "temperature": 0})
+        web.post(f"{url}/v1/completions", json={"prompt": PROMPT * 3, "temperature": 0})
         assert all(name.startswith("vllm:") for name in numbers(url))
 
 
@@ -514,7 +514,7 @@ def test_a_mistake_is_one_sentence_and_nobody_else_notices(url, path, body, stat
     for stream in (False, True):
         if isinstance(body, dict) and stream and path != "nothing" and "stream_options" not in body:
             text = json.dumps(body | {"stream": True})
-        got = httpx.post(f"{url}/v1/{path}", content=text, headers={"content-type": "application/json"})
+        got = web.post(f"{url}/v1/{path}", content=text, headers={"content-type": "application/json"})
         assert got.status_code == status, got.text
         message = got.json()["error"]["message"]
         assert words in message and "\n" not in message and "Traceback" not in message
@@ -524,7 +524,7 @@ def test_nulls_are_as_good_as_nothing(url) -> None:
     body = dict.fromkeys(
         ("n", "temperature", "top_p", "stop", "stream", "logprobs", "stream_options", "max_tokens", "seed")
     )
-    assert httpx.post(f"{url}/v1/completions", json=body | {"prompt": PROMPT}).status_code == 200
+    assert web.post(f"{url}/v1/completions", json=body | {"prompt": PROMPT}).status_code == 200
 
 
 def test_what_clients_send_and_means_nothing_here_is_accepted(client) -> None:
@@ -540,30 +540,30 @@ def test_keys(llm) -> None:
         body = {"prompt": PROMPT, "max_tokens": 2}
         for key, status in (("first", 200), ("second", 200), ("third", 401), ("secon", 401), (None, 401)):
             headers = {} if key is None else {"authorization": f"Bearer {key}"}
-            got = httpx.post(f"{url}/v1/completions", json=body, headers=headers)
+            got = web.post(f"{url}/v1/completions", json=body, headers=headers)
             assert got.status_code == status
-        assert httpx.get(f"{url}/health").status_code == 200 and httpx.get(f"{url}/v1/models").status_code == 401
+        assert web.get(f"{url}/health").status_code == 200 and web.get(f"{url}/v1/models").status_code == 401
 
 
 def test_a_body_ends_where_it_may_said_or_not(llm) -> None:
     with serving(llm, max_body=1000) as url:
         body = json.dumps({"prompt": "x" * 2000})
-        assert httpx.post(f"{url}/v1/completions", content=body).status_code == 413
+        assert web.post(f"{url}/v1/completions", content=body).status_code == 413
         pieces = iter([body.encode()[i : i + 100] for i in range(0, len(body), 100)])
-        assert httpx.post(f"{url}/v1/completions", content=pieces).status_code == 413
+        assert web.post(f"{url}/v1/completions", content=pieces).status_code == 413
 
 
 def test_limits_of_prompts_and_answers(llm) -> None:
     with serving(llm, max_prompt_tokens=8, max_output_tokens=5) as url:
-        got = httpx.post(f"{url}/v1/completions", json={"prompt": PROMPT})
+        got = web.post(f"{url}/v1/completions", json={"prompt": PROMPT})
         assert got.status_code == 400 and "at most 8" in got.json()["error"]["message"]
-        got = httpx.post(f"{url}/v1/completions", json={"prompt": "the", "max_tokens": 50, "ignore_eos": True}).json()
+        got = web.post(f"{url}/v1/completions", json={"prompt": "the", "max_tokens": 50, "ignore_eos": True}).json()
         assert got["usage"]["completion_tokens"] == 5
 
 
 def test_too_many_are_turned_away_and_the_others_served(llm) -> None:
     async def ask(url: str, count: int) -> list[httpx.Response]:
-        async with httpx.AsyncClient(timeout=60) as client:
+        async with httpx.AsyncClient(timeout=web.PATIENCE) as client:
             body = {"prompt": PROMPT, "max_tokens": 60, "temperature": 0, "ignore_eos": True}
             return await asyncio.gather(*[client.post(f"{url}/v1/completions", json=body) for _ in range(count)])
 

@@ -18,7 +18,7 @@ import pytest
 from headstart import LLM
 from headstart.server.openapi import EVENTS, EXAMPLES, HELLO, JSON, LIMITS, ROUTES
 from headstart.server.protocol import ChatAsked, CompletionAsked, DetokenizeAsked
-from tests import tiny
+from tests import tiny, web
 from tests.test_server import serving
 
 CHECKS = (
@@ -29,7 +29,6 @@ CHECKS = (
     "response_schema_conformance",
 )
 SMALL: dict[str, Any] = dict(max_queue=4, max_output_tokens=4)  # whatever is asked for takes no longer than this
-PATIENCE = 60  # seconds for one answer: who waits longer waits forever
 OF_THE_PROMPT = ("prompt_logprobs", "echo")  # not with streams
 COMPUTE = ("/v1/completions", "/v1/chat/completions")
 
@@ -82,9 +81,9 @@ def sharpened(told: dict[str, Any], stream: bool) -> dict[str, Any]:
 def schemathesis(folder: Path, url: str, *more: str, stream: bool = False) -> Counter[tuple[str, int, str]]:
     """Show what it finds, if anything; else how often each (path, status, media type) was the answer."""
     path, har = folder / "openapi.json", folder / "seen.har"
-    told = httpx.get(f"{url}/openapi.json").json()
+    told = web.get(f"{url}/openapi.json").json()
     path.write_text(json.dumps(sharpened(told, stream)))
-    how = [f"--checks={','.join(CHECKS)}", f"--request-timeout={PATIENCE}", f"--report-har-path={har}"]
+    how = [f"--checks={','.join(CHECKS)}", f"--request-timeout={web.PATIENCE}", f"--report-har-path={har}"]
     how += ["--generation-deterministic", "--no-shrink", "--no-color", "--warnings=off", *more]
     command = [sys.executable, "-m", "schemathesis.cli", "run", str(path), f"--url={url}", *how]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
@@ -117,7 +116,7 @@ def test_events_are_as_the_document_says(llm, tmp_path) -> None:
 # ------------------------------------------------------------------ the document itself
 def test_the_document_names_every_route_and_every_field_that_it_limits(llm) -> None:
     with serving(llm, **SMALL) as url:
-        told = httpx.get(f"{url}/openapi.json").json()
+        told = web.get(f"{url}/openapi.json").json()
     assert told["paths"].keys() == ROUTES.keys() and EXAMPLES.keys() <= ROUTES.keys()
     fields = {name for asked in (CompletionAsked, ChatAsked, DetokenizeAsked) for name in asked.model_fields}
     assert fields >= LIMITS.keys(), "a field was renamed"
@@ -125,7 +124,7 @@ def test_the_document_names_every_route_and_every_field_that_it_limits(llm) -> N
 
 
 def test_keys_are_needed_where_the_document_says(llm) -> None:
-    with serving(llm, keys=["secret"], **SMALL) as url, httpx.Client(base_url=url, timeout=PATIENCE) as client:
+    with serving(llm, keys=["secret"], **SMALL) as url, httpx.Client(base_url=url, timeout=web.PATIENCE) as client:
         told = client.get("/openapi.json", headers={"authorization": "Bearer secret"}).json()
         for path, operations in told["paths"].items():
             for method, operation in operations.items():
@@ -137,7 +136,7 @@ def test_keys_are_needed_where_the_document_says(llm) -> None:
 
 
 def test_examples_of_the_document_work(llm) -> None:
-    with serving(llm, **SMALL) as url, httpx.Client(base_url=url, timeout=PATIENCE) as client:
+    with serving(llm, **SMALL) as url, httpx.Client(base_url=url, timeout=web.PATIENCE) as client:
         for path, examples in EXAMPLES.items():
             for name, body in examples.items():
                 assert client.post(path, json=body).status_code == 200, name
@@ -147,7 +146,7 @@ def test_what_is_beyond_a_limit_is_refused(llm) -> None:
     step = {"minimum": -1, "maximum": 1, "exclusiveMinimum": 0}
     wrong = [(name, limit[k] + step[k]) for name, limit in LIMITS.items() for k in step.keys() & limit.keys()]
     assert len(wrong) > 15
-    with serving(llm, **SMALL) as url, httpx.Client(base_url=url, timeout=PATIENCE) as client:
+    with serving(llm, **SMALL) as url, httpx.Client(base_url=url, timeout=web.PATIENCE) as client:
         for name, value in wrong:
             chat = name not in CompletionAsked.model_fields
             body = {"messages": HELLO, "logprobs": True} if chat else {"prompt": "Hello"}

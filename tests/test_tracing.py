@@ -13,7 +13,6 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import httpx
 import pytest
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -26,7 +25,7 @@ from headstart.server.answers import Answers
 from headstart.server.app import create_app
 from headstart.server.logs import Account, written
 from headstart.server.tracing import Tracing
-from tests import tiny
+from tests import tiny, web
 from tests.test_server import MESSAGES, PROMPT, serving
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -57,8 +56,8 @@ def test_a_span_says_what_the_answer_says(llm, chat: bool, stream: bool) -> None
     body |= {"messages": MESSAGES} if chat else {"prompt": PROMPT * 2}
     body |= {"stream_options": {"include_usage": True}} if stream else {}
     with traced(llm) as (url, spans):
-        got = httpx.post(url + path, json=body)
-        httpx.get(f"{url}/v1/models")
+        got = web.post(url + path, json=body)
+        web.get(f"{url}/v1/models")
     events = [line.removeprefix("data: ") for line in got.text.splitlines() if line.startswith("data: {")]
     told = json.loads(events[-1]) if stream else got.json()
     [span] = spans.get_finished_spans()
@@ -82,7 +81,7 @@ def test_the_callers_trace_goes_on(llm) -> None:
     body = {"prompt": PROMPT, "max_tokens": 2}
     with traced(llm) as (url, spans):
         for head in (f"00-{TRACE}-{PARENT}-01", f"00-{TRACE}-{PARENT}-00", "nonsense"):
-            assert httpx.post(f"{url}/v1/completions", json=body, headers={"traceparent": head}).status_code == 200
+            assert web.post(f"{url}/v1/completions", json=body, headers={"traceparent": head}).status_code == 200
     within, alone = spans.get_finished_spans()  # the second caller did not want one
     assert f"{within.context.trace_id:032x}" == TRACE and f"{within.parent.span_id:016x}" == PARENT
     assert alone.parent is None and alone.context.trace_id != within.context.trace_id
@@ -92,7 +91,7 @@ def test_the_log_names_the_trace(llm) -> None:
     log = io.StringIO()
     with written("info", "json", log), traced(llm) as (url, _):
         headers = {"traceparent": f"00-{TRACE}-{PARENT}-01"}
-        httpx.post(f"{url}/v1/completions", json={"prompt": PROMPT, "max_tokens": 2}, headers=headers)
+        web.post(f"{url}/v1/completions", json={"prompt": PROMPT, "max_tokens": 2}, headers=headers)
     assert json.loads(log.getvalue())["trace_id"] == TRACE
 
 
@@ -101,9 +100,9 @@ def test_refusals_are_the_callers_mistakes_and_breakage_is_ours(llm, monkeypatch
         raise RuntimeError
 
     with traced(llm) as (url, spans):
-        httpx.post(f"{url}/v1/completions", json={"prompt": PROMPT, "temperature": -1})
+        web.post(f"{url}/v1/completions", json={"prompt": PROMPT, "temperature": -1})
         monkeypatch.setattr(Answers, "whole", broken)
-        httpx.post(f"{url}/v1/completions", json={"prompt": PROMPT})
+        web.post(f"{url}/v1/completions", json={"prompt": PROMPT})
     refused, broke = spans.get_finished_spans()
     assert refused.attributes["http.response.status_code"] == 400 and refused.status.status_code is StatusCode.UNSET
     assert broke.attributes["error.type"] == "500" and broke.status.status_code is StatusCode.ERROR
