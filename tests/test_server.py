@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import socket
 import time
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ import pytest
 
 from headstart import LLM, SamplingParams
 from headstart.server.app import ServerSettings, create_app
-from headstart.server.gate import Gate
+from headstart.server.gate import Gate, Turns
 from headstart.server.run import on_thread
 from headstart.server.tools import HERMES, LLAMA, MISTRAL, Call, ToolReader
 from tests import tiny, web
@@ -605,3 +606,34 @@ def test_a_client_that_leaves_frees_what_it_held(llm, stream: bool) -> None:
         found = numbers(url)
         assert found["headstart:engine_rows_total{}"] < 3 * 300, "requests went on though nobody waited for them"
         assert found['headstart:request_success_total{finished_reason="abort"}'] == 3
+
+
+# ------------------------------------------------------------------ one after the other
+def test_between_two_requests_that_came_together_the_event_loop_sends() -> None:
+    seen: list[str] = []
+
+    async def ask(turns: Turns, name: str) -> None:
+        await turns.mine()
+        seen.append(name)
+
+    async def sends() -> None:
+        """Woken by what a step brought, as a listener is: in the round after the one in which it is told."""
+        for _ in range(4):
+            told = asyncio.get_running_loop().create_future()
+            asyncio.get_running_loop().call_soon(told.set_result, None)
+            await told
+            seen.append("token")
+
+    async def together() -> None:
+        turns = Turns()
+        asks = [asyncio.create_task(ask(turns, name)) for name in "abcd"]
+        sender = asyncio.create_task(sends())
+        await asyncio.sleep(0)  # all of them wait
+        asks[1].cancel()  # this client leaves
+        await asyncio.wait([*asks, sender])
+        await ask(turns, "e")
+
+    asyncio.run(together())
+    assert [name for name in seen if name != "token"] == ["a", "c", "d", "e"]
+    order = "".join("." if name == "token" else name for name in seen)
+    assert re.fullmatch(r"a\.+c\.+d\.*e", order), order

@@ -380,6 +380,8 @@ class LLM:
         if isinstance(prompt, str):
             return prompt, self._need_tokenizer().encode(prompt)
         items = prompt.tolist() if hasattr(prompt, "tolist") else list(prompt)
+        if set(map(type, items)) == {int}:
+            return None, items
         if items and isinstance(items[0], Mapping):
             return None, self._need_tokenizer().chat([dict(m) for m in items])
         if not all(isinstance(t, int) or hasattr(t, "__index__") for t in items):

@@ -1,9 +1,12 @@
-"""Who may come in: with a key, not too many at once, with no more than they may bring, and nobody when the server closes."""
+"""Who may come in: with a key, one after the other, not too many, with no more than they may bring, and nobody when the server
+closes."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import hmac
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -16,6 +19,7 @@ from headstart.errors import BadInput, HeadstartError
 from headstart.server.wire import say
 
 OPEN = frozenset(["/health", "/ready", "/version", "/", "/page.css", "/page.js"])  # paths that need no key
+PAUSE = 3  # rounds of the event loop for one request: its own, one in which listeners are woken, one in which they send
 RETRY_AFTER = 1  # seconds that who was turned away is asked to wait
 
 
@@ -63,16 +67,46 @@ class Gate:
             self.inside -= count
 
 
+class Turns:
+    """One request at a time is taken in. To read one takes longer than to send a token to all who are being answered; so
+    between two that came together, the event loop sends what is there."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._taken = False
+
+    async def mine(self) -> None:
+        if self._taken:
+            self._waiting.append(turn := asyncio.get_running_loop().create_future())
+            await turn
+        else:
+            self._taken = True
+            self._later(PAUSE)
+
+    def _later(self, rounds: int) -> None:
+        asyncio.get_running_loop().call_soon(self._later, rounds - 1) if rounds else self._next()
+
+    def _next(self) -> None:
+        while self._waiting:
+            turn = self._waiting.popleft()
+            if not turn.done():  # else its client has left
+                turn.set_result(None)
+                self._later(PAUSE)
+                return
+        self._taken = False
+
+
 class Guard:
     """Stands before the app: who has no key gets no further, and a body ends where it may."""
 
     def __init__(self, app: ASGIApp, gate: Gate, max_body: int) -> None:
-        self.app, self.gate, self.max_body = app, gate, max_body
+        self.app, self.gate, self.max_body, self.turns = app, gate, max_body, Turns()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
+        await self.turns.mine()
         headers = Headers(scope=scope)
         if get_route_path(scope) not in OPEN and not self.gate.knows(headers.get("authorization")):
             text = "This server needs a key: send it as 'Authorization: Bearer KEY'."
@@ -89,6 +123,8 @@ class Guard:
         async def bounded() -> Message:
             nonlocal size
             message = await receive()
+            if message["type"] == "http.request" and not message.get("more_body"):
+                await self.turns.mine()  # what is there is read now
             size += len(message.get("body", b""))
             if size > self.max_body:
                 raise HTTPException(413, self._too_large(size))
