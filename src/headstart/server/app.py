@@ -24,7 +24,7 @@ from headstart.server.metrics import LEFT, Metrics
 from headstart.server.openapi import describe
 from headstart.server.playground import add_playground
 from headstart.server.protocol import ChatAsked, CompletionAsked, DetokenizeAsked, TokenizeAsked, now
-from headstart.server.wire import Begun, ClientLeft, EventStream, say, unless_left
+from headstart.server.wire import ClientLeft, EventStream, say, unless_left
 from headstart.version import VERSION
 
 if TYPE_CHECKING:
@@ -70,8 +70,7 @@ def create_app(llm: LLM, settings: ServerSettings | None = None, tracing: Tracin
             own.prompt_tokens = sum(map(len, order.prompts))
             if not asked.stream:
                 return JSONResponse(await unless_left(request.receive, answers.whole(order)))
-            events = await unless_left(request.receive, Begun.of(answers.stream(order)))  # so a mistake is no 200
-            return EventStream(events, after=inside.pop_all().close)
+            return EventStream(answers.stream(order), after=inside.pop_all().close)
 
     @app.post("/v1/completions")
     async def completions(request: Request, asked: CompletionAsked) -> Any:

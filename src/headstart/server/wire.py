@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import orjson
@@ -63,44 +61,35 @@ async def unless_left(receive: Receive, work: Awaitable[T], *signs: Coroutine[An
         await end(task, *watches)
 
 
-@dataclass
-class Begun:
-    """Events of which the first is there already: so it is known that there are any before a client is told so."""
-
-    first: Mapping[str, Any] | None
-    rest: AsyncGenerator[Mapping[str, Any], None]
-
-    @classmethod
-    async def of(cls, events: AsyncGenerator[Mapping[str, Any], None]) -> Begun:
-        return cls(await anext(events, None), events)
-
-
 def event(data: Mapping[str, Any]) -> bytes:
     return b"data: " + orjson.dumps(data) + b"\n\n"
 
 
 class EventStream(Response):
-    """Server-sent events. An error behind the first event is an event, too."""
+    """Server-sent events. The client is told of a success when the first is there; an error behind it is an event, too."""
 
     media_type = "text/event-stream"
 
     def __init__(
         self,
-        events: Begun,
+        events: AsyncGenerator[Mapping[str, Any], None],
         headers: Mapping[str, str] | None = None,
         after: Callable[[], None] = lambda: None,
     ) -> None:
         """`after` is called at the end, whatever became of the events."""
         self.events, self.after, self.status_code, self.background = events, after, 200, None
+        self._begun = False
         self._since: float | None = None  # when the write began that the client does not take
         self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no", **(headers or {})})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            with contextlib.suppress(ClientLeft):
-                await unless_left(receive, self._pump(send, scope.get(STRAIGHT, send)), self._stalled())
+            await unless_left(receive, self._pump(send, scope.get(STRAIGHT, send)), self._stalled())
+        except ClientLeft:
+            if not self._begun:
+                raise
         finally:
-            await self.events.rest.aclose()
+            await self.events.aclose()
             self.after()
 
     async def _stalled(self) -> None:
@@ -116,11 +105,13 @@ class EventStream(Response):
             await straight({"type": "http.response.body", "body": data, "more_body": more})
             self._since = None
 
+        first = await anext(self.events, None)
+        self._begun = True
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         try:
-            if self.events.first is not None:
-                await write(event(self.events.first))
-            async for data in self.events.rest:
+            if first is not None:
+                await write(event(first))
+            async for data in self.events:
                 await write(event(data))
         except HeadstartError as failure:
             await write(event(error(str(failure), "server_error")))
