@@ -141,16 +141,31 @@ def _compare_quickly() -> None:
 
 
 def _combine_alike() -> None:
-    """Operands of one common type need no conversion."""
+    """Operands of one common type need no conversion; and a number behind a tensor is made a tensor once.
+
+    The text of a number tells 1 from 1.0 and 0.0 from -0.0, and shapes are shared: see `_remember_shapes`."""
     from triton.language import core, semantic
 
     check = semantic.TritonSemantic.binary_op_type_checking_impl
     common = {id(dtype) for dtype in (core.int32, core.int64, core.float32)}
+    made: dict[tuple[Any, ...], Any] = {}
 
-    def alike(self, lhs, rhs, *args, **kwargs):
-        if type(lhs) is core.tensor is type(rhs) and lhs.dtype is rhs.dtype and id(lhs.dtype) in common:
-            return self.broadcast_impl_value(lhs, rhs)
-        return check(self, lhs, rhs, *args, **kwargs)
+    def with_number(self, lhs, rhs, *how, **named):
+        key = repr(rhs), id(lhs.dtype), id(lhs.shape), how, tuple(named.items())
+        if key in made:
+            return lhs, made[key]
+        pair = check(self, lhs, rhs, *how, **named)
+        if pair[0] is lhs:
+            made[key] = pair[1]
+        return pair
+
+    def alike(self, lhs, rhs, *how, **named):
+        if type(lhs) is core.tensor and id(lhs.dtype) in common:
+            if type(rhs) is core.tensor and lhs.dtype is rhs.dtype:
+                return self.broadcast_impl_value(lhs, rhs)
+            if type(rhs) in (int, float):
+                return with_number(self, lhs, rhs, *how, **named)
+        return check(self, lhs, rhs, *how, **named)
 
     semantic.TritonSemantic.binary_op_type_checking_impl = alike
 

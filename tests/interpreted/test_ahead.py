@@ -30,7 +30,7 @@ LONG = 24  # tokens: enough for the tiny model to go round in circles
 
 @pytest.fixture(autouse=True)
 def _small_device(monkeypatch) -> None:
-    monkeypatch.setattr(kernel_runner, "device_limits", lambda device: Device(2, 1 << 16))
+    monkeypatch.setattr(kernel_runner, "device_limits", lambda device: Device(1, 1 << 16))
 
 
 def asked(max_tokens: int = LONG, eos: int | None = None, **params: Any) -> list[Request]:

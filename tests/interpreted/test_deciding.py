@@ -28,7 +28,7 @@ MODES = [Mode("ngram", 3, 3), Mode("eagle3", 2, 2), Mode("eagle3", 3, 3), Mode("
 @pytest.fixture(autouse=True)
 def _small_device(monkeypatch) -> None:
     """Where a head never reads less than the last step may have accepted."""
-    monkeypatch.setattr(kernel_runner, "device_limits", lambda device: Device(2, 1 << 16))
+    monkeypatch.setattr(kernel_runner, "device_limits", lambda device: Device(1, 1 << 16))
     grow, depths = Grower.grow, [0]
 
     def check(self: Grower, *args: Any) -> Any:

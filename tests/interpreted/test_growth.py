@@ -29,7 +29,7 @@ LONG = 12
 
 @pytest.fixture(autouse=True)
 def _small_device(monkeypatch) -> None:
-    monkeypatch.setattr(kernel_runner, "device_limits", lambda device: Device(2, 1 << 16))
+    monkeypatch.setattr(kernel_runner, "device_limits", lambda device: Device(1, 1 << 16))
 
 
 def asked(max_tokens: int = LONG, **params: Any) -> list[Request]:
