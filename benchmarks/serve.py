@@ -25,8 +25,9 @@ Parts
               hands out a chunk and writes down the time; a client in a process of its own, which does
               nothing else, writes down when the bytes of an event are in its hands. Both read CLOCK_MONOTONIC, which
               Linux processes share. Chunks and events are matched by the request's seed and their order, and must hold
-              the same tokens; each token counts. The client keeps to one core: else Linux takes it to the core of the
-              server that wakes it, to run there in the server's stead
+              the same tokens; each token counts. The client keeps to one core, else Linux takes it to the core of the
+              server that wakes it, to run there in the server's stead; and the server's event loop keeps off it. The
+              engine computes on all of them
     soak      bar: no error and nothing left behind. Memory is told, too; it grows until the KV pool has been used once
     faults    bar: the clients' books and /metrics agree to the last request. Some clients vanish, read slowly, send prompts or
               bodies that are too large, or come when the queue is full. On SIGTERM, what runs is finished and the
@@ -55,6 +56,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -729,6 +731,7 @@ def delays(heard: Heard, came: Heard) -> tuple[list[float], list[str]]:
 def overhead(args: argparse.Namespace, llm: LLM) -> dict[str, Any]:
     asked, out = bodies(args), {}
     with inside(llm) as found, Worker("client") as client:
+        _keep_off(clients_core())
         for number, at_once in enumerate([max(args.at_once("overhead")), *args.at_once("overhead")]):
             count = max(args.least, args.waves * at_once)
             batch = list(itertools.islice(asked, count))
@@ -746,9 +749,21 @@ def overhead(args: argparse.Namespace, llm: LLM) -> dict[str, Any]:
     return out
 
 
+def clients_core() -> int:
+    return max(os.sched_getaffinity(0))
+
+
+def _keep_off(core: int) -> None:
+    """The event loop of the server in this process."""
+    others = os.sched_getaffinity(0) - {core}
+    for thread in threading.enumerate():
+        if thread.name == "headstart-server" and thread.native_id is not None and others:
+            os.sched_setaffinity(thread.native_id, others)
+
+
 def client_worker() -> Generator[Any, Any, None]:
     job = yield None
-    os.sched_setaffinity(0, [max(os.sched_getaffinity(0))])
+    os.sched_setaffinity(0, [clients_core()])
     while True:
         answers = hear_out(job["url"], job["batch"], job["at_once"])
         job = yield [
