@@ -68,6 +68,26 @@ def test_stream_adds_up_to_generate(llm) -> None:
     assert chunks[-1].finish_reason == "length" and chunks[-1].completion.text == want.text
 
 
+@pytest.mark.parametrize("method", ["suffix", "draft_model"])
+def test_what_was_forgotten_is_asked_as_if_for_the_first_time(method) -> None:
+    def ask() -> tuple[list[int], int, int, int]:
+        out = made.generate(prompt, params)[0]
+        return out.token_ids, out.stats.steps, out.stats.drafted, out.stats.cached_prompt_tokens
+
+    prompt, params = list(range(5, 45)), SamplingParams(temperature=1.0, seed=3, max_tokens=40, ignore_eos=True)
+    draft = tiny.loaded(seed=9) if method == "draft_model" else None
+    with LLM(tiny.loaded(), speculative={"method": method}, draft=draft, kv_memory=1 << 24) as made:
+        made.forget()  # before anything was asked
+        first, again = ask(), ask()
+        made.forget()
+        made.engine.check_integrity()
+        assert ask() == first and first[3] == 0
+        assert again[0] == first[0] and again[3] > 0, "the same text, with a prefix that was there"
+        if method == "suffix":
+            assert again[1] < first[1], "and a text that was remembered"
+    made.forget()  # behind its end, too
+
+
 def test_leaving_a_stream_cancels_the_request(llm) -> None:
     stream = llm.stream(TEXTS[0], SamplingParams(max_tokens=400, ignore_eos=True))
     next(stream)

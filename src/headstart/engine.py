@@ -369,6 +369,12 @@ class Engine:
         self.scheduler.start_over([] if short else failed)
         return True
 
+    def forget(self) -> None:
+        """What requests that are over have left to later ones: their KV, and what drafters remember of their texts."""
+        self.pool.forget_finished()
+        for drafter in self.drafting.drafters.values():
+            drafter.forget()
+
     def restart(self) -> list[Request]:
         """Something broke between steps, and nobody knows what holds. Who waits is kept, who runs is lost, and returned."""
         lost, waiting = list(self.scheduler.running), list(self.scheduler.waiting)

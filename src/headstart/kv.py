@@ -253,6 +253,12 @@ class KVPool:
             if page in self._idle and (page, serial) not in others and self._named([page]) == [(page, serial)]:
                 self._unseal(page)
 
+    def forget_finished(self) -> None:
+        """Nothing of texts that are over is found any more."""
+        self._texts.clear()
+        for page in reversed(list(self._idle)):
+            self._unseal(page)
+
     def _tell(self, page: int) -> None:
         if self._freed is not None:
             self._freed(page)

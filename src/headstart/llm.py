@@ -173,6 +173,11 @@ class LLM:
         """Everything that runs or waits ends with this error."""
         self._loop.end_all(error)
 
+    def forget(self) -> None:
+        """What earlier requests have left to later ones: prefixes in KV, and texts that drafters remember. So a prompt that is
+        asked again is asked as if for the first time. What was measured of the machine stays."""
+        self._loop.do(self.engine.forget)
+
     def close(self) -> None:
         """Stop the engine and free what it holds."""
         self._close()

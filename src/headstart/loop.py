@@ -14,6 +14,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 
 from headstart.core import Chunk, Request
@@ -38,6 +39,7 @@ class EngineLoop:
         self._wake = threading.Condition()
         self._inbox: list[tuple[list[Request], Listener]] = []
         self._cancelled: list[Request] = []
+        self._errands: list[tuple[Callable[[], None], Future[None]]] = []
         self._ending: BaseException | None = None  # what all that runs and waits is to be told
         self._listeners: dict[str, tuple[Request, Listener]] = {}
         self._closing = False
@@ -67,6 +69,19 @@ class EngineLoop:
         with self._wake:
             self._ending = error
             self._wake.notify()
+
+    def do(self, errand: Callable[[], None]) -> None:
+        """Between two steps, and wait until it is done."""
+        done: Future[None] = Future()
+        with self._wake:
+            alone = self._thread is None or self._closing
+            if not alone:
+                self._errands.append((errand, done))
+                self._wake.notify()
+        if alone:
+            errand()
+        else:
+            done.result()
 
     def close(self) -> None:
         """Stop after the step in progress; what still runs is aborted."""
@@ -130,18 +145,24 @@ class EngineLoop:
         with self._wake:
             self._closing = True
             inbox, self._inbox = self._inbox, []
+            errands, self._errands = self._errands, []
         for requests, listener in inbox:
             for request in requests:
                 _tell(listener, request, RequestFailed("This LLM was closed."))
+        for _, done in errands:
+            done.set_exception(RequestFailed("This LLM was closed."))
 
     def _next(self) -> bool:
         """Take in what came, sleep when there is nothing; False when it is time to stop."""
         with self._wake:
-            while not (self._inbox or self._cancelled or self._closing or self._ending) and self.engine.idle:
+            while not self._has_work() and self.engine.idle:
                 self._wake.wait()
             inbox, self._inbox = self._inbox, []
             cancelled, self._cancelled = self._cancelled, []
             closing, ending, self._ending = self._closing, self._ending, None
+            errands, self._errands = self._errands, []
+        for errand, done in errands:
+            _run_errand(errand, done)
         for requests, listener in inbox:
             self._take_in(requests, listener)
         for request in cancelled:
@@ -151,6 +172,9 @@ class EngineLoop:
         if ending is not None:
             self._fail(None, ending)
         return not closing
+
+    def _has_work(self) -> bool:
+        return bool(self._inbox or self._cancelled or self._closing or self._ending or self._errands)
 
     def _take_in(self, requests: list[Request], listener: Listener) -> None:
         for request in requests:
@@ -190,3 +214,11 @@ def _tell(listener: Listener, request: Request, event: Chunk | BaseException) ->
         return True
     except Exception:
         return False
+
+
+def _run_errand(errand: Callable[[], None], done: Future[None]) -> None:
+    try:
+        errand()
+        done.set_result(None)
+    except Exception as error:
+        done.set_exception(error)

@@ -95,6 +95,9 @@ class Drafter:
     def release(self, request: RequestView) -> None:
         """The request is over: forget it. Its tokens are final."""
 
+    def forget(self) -> None:
+        """What it knows from requests that are over, if anything."""
+
     def describe(self) -> str:
         """One line for people."""
         return self.config.method

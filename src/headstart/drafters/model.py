@@ -179,6 +179,9 @@ class ModelDrafter(GrowingDrafter):
     def close(self) -> None:
         self.runner.release()
 
+    def forget(self) -> None:
+        self.pool.forget_finished()
+
     def describe(self) -> str:
         return f"draft model, {self._drafts()}, {self.map.describe()}"
 

@@ -196,16 +196,20 @@ def grow(
 class SuffixDrafter(Drafter):
     def __init__(self, config: SpeculativeConfig, around: Surroundings) -> None:
         super().__init__(config, around)
-        self.past = History(config.suffix_max_tokens, config.suffix_max_requests)
         self._own: dict[str, History] = {}
         self._seen: dict[str, int] = {}
         self._file = Path(config.suffix_cache).expanduser() if config.suffix_cache else None
         if self._file is not None and not self._file.parent.is_dir():
             raise ConfigError(f"suffix_cache {self._file} cannot be written: there is no folder {self._file.parent}.")
+        self.forget()
+
+    def forget(self) -> None:
+        """The past is what it was at the beginning."""
+        self.past = History(self.config.suffix_max_tokens, self.config.suffix_max_requests)
         if self._file is not None and self._file.exists():
             self.load(self._file)
-        elif config.suffix_corpus:  # a saved cache has it already
-            self.prefill(Path(config.suffix_corpus).expanduser())
+        elif self.config.suffix_corpus:  # a saved cache has it already
+            self.prefill(Path(self.config.suffix_corpus).expanduser())
 
     def propose(self, view: View) -> Draft:
         return Draft.of([self._tree(r) for r in view.requests])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import logging
 import math
 import signal
@@ -65,14 +64,8 @@ class Server(uvicorn.Server):
         self.drain = drain
         sys.setswitchinterval(SWITCH)
 
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """What is loaded by now stays: to look through it for garbage takes a quarter of a second without tokens."""
-        gc.freeze()
-        await super().startup(sockets)
-
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         state = self.config.app.state if isinstance(self.config.app, FastAPI) else None
-        gc.unfreeze()
         if state is None:
             await super().shutdown(sockets)
             return
