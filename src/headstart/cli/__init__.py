@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from headstart.cli import chat, convert, demo, generate, models, serve, simulate, train, tree
+from headstart.cli import bench, chat, convert, demo, generate, models, serve, simulate, train, tree
 from headstart.errors import HeadstartError
 
 
@@ -55,6 +55,7 @@ def headstart(
 for verb in (demo.demo, generate.generate, chat.chat, models.models, convert.convert, tree.tree, simulate.simulate):
     app.command()(verb)
 app.command(context_settings={"auto_envvar_prefix": "HEADSTART_SERVE"})(serve.serve)
+app.add_typer(bench.bench, name="bench")
 app.add_typer(train.train, name="train")
 
 

@@ -113,7 +113,7 @@ class EngineOptions:
     def open(self, speculative: SpeculativeConfig, profile: bool = False, **more: Any) -> LLM:
         """Load the model with its drafter; `more` is for the LLM."""
         memory = None if self.kv_memory is None else parse_bytes(self.kv_memory)
-        self._set_threads()
+        self.set_threads()
         from headstart.llm import LLM
 
         return LLM(
@@ -138,7 +138,7 @@ class EngineOptions:
             **more,
         )
 
-    def _set_threads(self) -> None:
+    def set_threads(self) -> None:
         if self.threads is None:
             return
         if self.threads < 1:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from headstart.bench.own import margin_between, near_tie
 from headstart.cli.paint import Painter, Piece
 from headstart.core import Chunk, SamplingParams, Stats
 from headstart.errors import RequestFailed
@@ -15,11 +16,6 @@ if TYPE_CHECKING:
     from headstart.llm import LLM
 
 PLAIN = {"enabled": False}
-NEAR_TIE = {
-    "float32": 1e-2,
-    "float16": 5e-2,
-    "bfloat16": 0.25,
-}  # in log p: rounding alone can swap tokens that are closer
 
 
 @dataclass
@@ -122,8 +118,7 @@ def run(llm: LLM, race: Race, params: SamplingParams, changed: Callable[[], None
         _run_lane(llm, race.prompt_ids, params, lane, speculative, changed)
     if not race.identical and params.greedy:
         race.margin = _margin(llm, race)
-        limit = NEAR_TIE.get(str(llm.engine.runner.model.dtype).removeprefix("torch."), NEAR_TIE["bfloat16"])
-        race.near_tie = race.margin is not None and race.margin < limit
+        race.near_tie = race.margin is not None and race.margin < near_tie(llm.model.model)
 
 
 def _run_lane(
@@ -144,7 +139,4 @@ def _margin(llm: LLM, race: Race) -> float | None:
     ids = [lane.token_ids[at] for lane in (race.plain, race.speculative) if at is not None and at < len(lane.token_ids)]
     if len(ids) < 2:
         return None
-    asked = SamplingParams(max_tokens=1, temperature=0, logprobs=20)
-    output = llm.generate(race.prompt_ids + race.plain.token_ids[:at], asked, speculative=PLAIN)[0]
-    top = output.logprobs[0].top if output.logprobs else {}
-    return abs(top[ids[0]] - top[ids[1]]) if all(i in top for i in ids) else None
+    return margin_between(llm, race.prompt_ids + race.plain.token_ids[:at], *ids)

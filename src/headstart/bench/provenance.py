@@ -1,0 +1,82 @@
+"""Where a number comes from: commit, versions, machine, when, and how it was called."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from headstart.bench import meters
+from headstart.version import VERSION
+
+PACKAGES = ("torch", "transformers", "triton", "numpy")
+
+
+def provenance(argv: Sequence[str] | None = None, more: Sequence[str] = ()) -> dict[str, Any]:
+    """`more` are packages that took part."""
+    return {
+        "headstart": VERSION,
+        "commit": commit(),
+        "versions": {"python": platform.python_version()} | versions([*PACKAGES, *more]),
+        "machine": machine(),
+        "load": meters.load(),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "argv": list(sys.argv if argv is None else argv),
+    }
+
+
+def versions(names: Sequence[str]) -> dict[str, str]:
+    """Of those that are installed."""
+    out = {}
+    for name in names:
+        try:
+            out[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return out
+
+
+def commit() -> str | None:
+    """Of the checkout that this code is run from; None where it was installed."""
+    if told := os.environ.get("HEADSTART_COMMIT"):
+        return told
+    root = Path(__file__).resolve().parents[3]
+    if not (root / ".git").exists():
+        return None
+    try:
+        how = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=7", "--exclude=*"]
+        return subprocess.run(how, capture_output=True, text=True, check=True).stdout.strip() or None
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def machine() -> dict[str, Any]:
+    out: dict[str, Any] = {
+        "system": f"{platform.system()} {platform.machine()}",
+        "cpu": _cpu(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+    }
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        out["threads"] = torch.get_num_threads()
+        if torch.cuda.is_available():
+            out["gpu"] = torch.cuda.get_device_name()
+    return out
+
+
+def _cpu() -> str:
+    """By its name where it has one; Arm's tell numbers."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or "unknown"
+    told = dict(reversed([[p.strip() for p in line.split(":", 1)] for line in lines if ":" in line]))
+    if "model name" in told:
+        return str(told["model name"])
+    return f"implementer {told.get('CPU implementer', '?')}, part {told.get('CPU part', '?')}"

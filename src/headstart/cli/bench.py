@@ -1,0 +1,385 @@
+"""`headstart bench`: how much faster, on this model, these prompts, this machine; and is the output still the same?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+
+from headstart.cli.groups import expand
+from headstart.cli.options import MODEL, SPECULATION, EngineOptions, Quiet, option, parse_bytes
+from headstart.errors import BadInput
+from headstart.progress import bar, note, set_quiet
+
+if TYPE_CHECKING:
+    from headstart.bench.methods import Method
+    from headstart.bench.records import Result
+    from headstart.bench.run import Engine, Plan
+    from headstart.models.load import Loaded
+
+WORK = "Work"
+ENDPOINT, BASELINE = "openai:", "none"
+METHODS, PROMPTS, TOKENS, ROUNDS = ("ngram,suffix,auto",), 20, 128, 3
+QUICK = (("ngram,auto",), 7, 48, 2)  # the same
+N = TypeVar("N", int, float)
+
+
+# ------------------------------------------------------------------ what can be said
+@dataclass(frozen=True)
+class WorkOptions:
+    method: Annotated[
+        list[str] | None,
+        option(
+            "--method",
+            help="What is compared with plain decoding: ngram, suffix, auto, draft_model:MODEL, eagle3:FOLDER, ...; with a "
+            "draft length: ngram:5; several with commas, or as JSON with vLLM's keys; repeatable. "
+            "[default: ngram,suffix,auto]",
+            panel=WORK,
+            show_default=False,
+        ),
+    ] = None
+    on: Annotated[
+        str,
+        option(
+            "--engine",
+            help="Whose speed it is: headstart, transformers, or servers with OpenAI's API: openai:URL of a Headstart server, "
+            "openai:none=URL,ngram=URL of any.",
+            panel=WORK,
+        ),
+    ] = "headstart"
+    api_key: Annotated[
+        str | None,
+        option("--api-key", help="For servers that need one.", panel=WORK, envvar="OPENAI_API_KEY", show_default=False),
+    ] = None
+    dataset: Annotated[
+        str,
+        option(
+            "--dataset",
+            help="built-in, or NAME:PATH with gsm8k, spec_bench, speed_bench, humaneval, mt_bench, sharegpt, cnn_dailymail "
+            "or text; or random.",
+            panel=WORK,
+        ),
+    ] = "built-in"
+    gsm8k: Annotated[str | None, option("--gsm8k", help="As --dataset gsm8k:PATH.", panel=WORK, show_default=False)] = (
+        None
+    )
+    concurrency: Annotated[str, option("--concurrency", help="Requests at once; several with commas.", panel=WORK)] = (
+        "1"
+    )
+    temperature: Annotated[str, option("--temperature", "-t", help="0 is greedy; several with commas.", panel=WORK)] = (
+        "0"
+    )
+    max_tokens: Annotated[
+        int | None, option("--max-tokens", help="Of each answer. [default: 128]", panel=WORK, show_default=False)
+    ] = None
+    num_prompts: Annotated[
+        int | None, option("--num-prompts", "-n", help="How many. [default: 20]", panel=WORK, show_default=False)
+    ] = None
+    rounds: Annotated[
+        int | None,
+        option("--rounds", help="How often all of it is measured. [default: 3]", panel=WORK, show_default=False),
+    ] = None
+    seed: Annotated[int, option("--seed", help="Of the first answer; each has its own.", panel=WORK)] = 0
+    ignore_eos: Annotated[bool, option("--ignore-eos", help="Answers go on to --max-tokens.", panel=WORK)] = False
+    quick: Annotated[bool, option("--quick", help="A first impression, within two minutes.", panel=WORK)] = False
+
+    def usual(self) -> tuple[Sequence[str], int, int, int]:
+        """Methods, prompts, tokens and rounds."""
+        methods, prompts, tokens, rounds = QUICK if self.quick else (METHODS, PROMPTS, TOKENS, ROUNDS)
+        own = (self.num_prompts, self.max_tokens, self.rounds)
+        numbers = [
+            usual if given is None else given for given, usual in zip(own, (prompts, tokens, rounds), strict=True)
+        ]
+        for flag, value in zip(("--num-prompts", "--max-tokens", "--rounds"), numbers, strict=True):
+            if value < 1:
+                raise BadInput(f"{flag} {value} is not usable: expected a whole number from 1 on.")
+        return self.method or methods, *numbers  # type: ignore[return-value]
+
+
+@dataclass(frozen=True)
+class ClassicOptions:
+    """vLLM's names, so that an experiment moves over as it is."""
+
+    target_model: Annotated[
+        str | None, option("--target-model", help="As --model.", panel=MODEL, show_default=False)
+    ] = None
+    draft_model: Annotated[
+        str | None,
+        option("--draft-model", help="As --method draft_model:MODEL.", panel=SPECULATION, show_default=False),
+    ] = None
+    num_speculative_tokens: Annotated[
+        int | None,
+        option(
+            "--num-speculative-tokens", "-k", help="How deep drafts reach, unless a method says.", panel=SPECULATION
+        ),
+    ] = None
+    use_tree: Annotated[bool, option("--use-tree", help="Drafts may branch.", panel=SPECULATION)] = False
+    max_num_seqs: Annotated[
+        int | None, option("--max-num-seqs", help="Requests in one forward. [default: --concurrency]", panel=MODEL)
+    ] = None
+    enforce_eager: Annotated[bool, option("--enforce-eager", help="As --no-kernels.", panel=MODEL)] = False
+    tensor_parallel_size: Annotated[
+        int, option("--tensor-parallel-size", help="GPUs for the target; here, 1.", panel=MODEL)
+    ] = 1
+    draft_tensor_parallel_size: Annotated[
+        int, option("--draft-tensor-parallel-size", help="GPUs for the draft; here, 1.", panel=MODEL)
+    ] = 1
+
+    def common(self) -> dict[str, Any]:
+        """What all methods share that draft."""
+        if max(self.tensor_parallel_size, self.draft_tensor_parallel_size) != 1:
+            raise BadInput("This engine computes on one device: --tensor-parallel-size has to be 1.")
+        told = {"num_speculative_tokens": self.num_speculative_tokens, "tree": self.use_tree or None}
+        return {name: value for name, value in told.items() if value is not None}
+
+
+# ------------------------------------------------------------------ the verb
+bench = typer.Typer(invoke_without_command=True, rich_markup_mode="markdown")
+
+
+@bench.callback()
+@expand
+def main(
+    ctx: typer.Context,
+    engine: EngineOptions,
+    work: WorkOptions,
+    classic: ClassicOptions,
+    out: Annotated[
+        str, option("--out", "-o", help="Folder for result.json, report.html, summary.md.")
+    ] = "bench-results",
+    fresh: Annotated[bool, option("--fresh", help="Begin anew, whatever the folder holds.")] = False,
+    as_json: Annotated[bool, option("--json", help="One JSON object on standard output, and nothing else.")] = False,
+    quiet: Quiet = False,
+) -> None:
+    """How much faster is it here, and is the output still the same?
+
+    Plain decoding and each method answer the same prompts in turns, over several rounds. You are told tokens per second, the
+    speed-up with an interval, acceptance, times to the first token and to the last, and whether all answers are the same. The
+    folder gets `report.html` to look at, `summary.md` for a pull request, and `result.json` with every sample. A run that was
+    stopped goes on with the same command. Exit code 1 means that answers differ where they must not.
+
+    Example: `headstart bench --quick`, or
+    `headstart bench --method ngram,eagle3:FOLDER:3,auto --concurrency 1,4,16 --temperature 0,1`
+    """
+    if ctx.invoked_subcommand is not None:
+        return
+    set_quiet(quiet)
+    engine = replace(
+        engine,
+        model=classic.target_model or engine.model,
+        no_kernels=engine.no_kernels or classic.enforce_eager,
+    )
+    result = _measure(engine, work, classic, Path(out), fresh)
+    if as_json:
+        _print_json(result)
+    else:
+        _print(result, Path(out))
+    if any(d.near_tie is False for d in result.differences):
+        raise typer.Exit(1)
+
+
+@bench.command()
+def compare(
+    before: Annotated[Path, typer.Argument(help="A result.json, or the folder that has it.")],
+    after: Annotated[Path, typer.Argument(help="Another one.")],
+) -> None:
+    """What has changed between two runs, and whether it is more than noise."""
+    from headstart.bench.compare import compare as compared
+    from headstart.bench.compare import markdown
+
+    print(markdown(compared(*(_load(path) for path in (before, after)))))
+
+
+def _load(path: Path) -> Result:
+    from headstart.bench.keep import FILE
+    from headstart.bench.records import Result
+
+    return Result.load(path / FILE if path.is_dir() else path)
+
+
+# ------------------------------------------------------------------ from options to laps
+def _measure(engine: EngineOptions, work: WorkOptions, classic: ClassicOptions, out: Path, fresh: bool) -> Result:
+    from headstart.bench import keep, run
+    from headstart.bench.provenance import provenance
+
+    asked = _methods(work, classic)
+    contestant, vocab_size = _engine(engine, work, classic, asked)
+    plan = _plan(work, vocab_size)
+    result = keep.begin(out, _setting(engine, work, plan, asked), provenance(), fresh)
+    left = sum(1 for _ in plan.laps([m.name for m in asked])) - len(result.laps)
+    if result.laps:
+        note(f"{out} has {len(result.laps)} laps already; {left} are left.")
+    try:
+        with bar("Measuring", left + len(asked), "laps") as advance:
+            run.run(contestant, asked, plan, result, lambda r: r.save(out / keep.FILE), lambda what: advance(1))
+    except KeyboardInterrupt:
+        note(f"Stopped. What was measured is in {out}: the same command goes on.")
+        raise typer.Exit(130) from None
+    keep.write(out, result)
+    return result
+
+
+def _methods(work: WorkOptions, classic: ClassicOptions) -> list[Method]:
+    """Those that are named; a draft model is one of them, and the only one where no other is."""
+    from headstart.bench import methods
+
+    named, *_ = work.usual()
+    if classic.draft_model is not None:
+        named = [*(work.method or []), f"draft_model:{classic.draft_model}"]
+    elif work.method is None and work.on == "transformers":
+        named = ["ngram"]
+    elif work.method is None and "=" in work.on:
+        named = [part.partition("=")[0] for part in work.on.removeprefix(ENDPOINT).split(",")]
+        return [methods.Method(name) for name in dict.fromkeys([BASELINE, *named])]
+    return methods.parse(named, classic.common())
+
+
+def _engine(
+    engine: EngineOptions, work: WorkOptions, classic: ClassicOptions, asked: Sequence[Method]
+) -> tuple[Engine, int]:
+    """Who answers, and how many tokens it knows (0: nobody says)."""
+    if work.on.startswith(ENDPOINT):
+        from headstart.engines.endpoint import EndpointEngine
+
+        urls = _urls(work.on.removeprefix(ENDPOINT), [method.name for method in asked])
+        return EndpointEngine(urls, classic.target_model, work.api_key), 0
+    if work.on == "transformers":
+        from headstart.engines.hf import TransformersEngine
+
+        loaded = _load_model(replace(engine, runner="torch"))
+        return TransformersEngine(loaded, engine.device), loaded.vocab_size
+    if work.on != "headstart":
+        raise BadInput(f"--engine {work.on} is not known: choose headstart, transformers or openai:URL.")
+    loaded = _load_model(engine)
+    return _own(loaded, engine, classic), loaded.vocab_size
+
+
+def _urls(text: str, names: Sequence[str]) -> dict[str, str]:
+    """`URL` for all, or `NAME=URL` for each."""
+    pairs = [part.partition("=") for part in text.split(",")]
+    if len(pairs) == 1 and "://" in pairs[0][0]:
+        return dict.fromkeys(names, text)
+    if bad := [name for name, _, url in pairs if "://" not in url]:
+        raise BadInput(
+            f"--engine openai:{text} names no server for {bad[0]!r}: write openai:URL, or openai:NAME=URL,NAME=URL."
+        )
+    return {name: url for name, _, url in pairs}
+
+
+def _load_model(engine: EngineOptions) -> Loaded:
+    from headstart.models.llamacpp.native import LlamaOptions
+    from headstart.models.load import load
+
+    engine.set_threads()
+    llama = LlamaOptions(engine.gpu_layers, engine.threads, engine.flash_attention, engine.kv_type)
+    return load(
+        engine.model, engine.device, engine.dtype, engine.max_model_len, engine.trust_remote_code, engine.runner, llama
+    )
+
+
+def _plan(work: WorkOptions, vocab_size: int) -> Plan:
+    from headstart.bench import workloads
+    from headstart.bench.records import Point
+    from headstart.bench.run import Plan
+
+    _, prompts, tokens, rounds = work.usual()
+    spec = f"gsm8k:{work.gsm8k}" if work.gsm8k is not None else work.dataset
+    chosen = workloads.load(spec, prompts, work.seed, vocab_size=vocab_size)
+    heats = _numbers("--temperature", work.temperature, float, 0)
+    numbers = _numbers("--concurrency", work.concurrency, int, 1)
+    points = tuple(Point(number, heat) for heat in heats for number in numbers)
+    return Plan(chosen, points, rounds, tokens, work.seed, work.ignore_eos)
+
+
+def _numbers(flag: str, text: str, kind: Callable[[str], N], least: int) -> list[N]:
+    try:
+        found = [kind(part) for part in text.split(",")]
+    except ValueError:
+        found = []
+    if not found or min(found) < least:
+        raise BadInput(f"{flag} {text} is not usable: expected numbers from {least} on, with commas between.")
+    return list(dict.fromkeys(found))
+
+
+def _setting(engine: EngineOptions, work: WorkOptions, plan: Plan, methods: Sequence[Method]) -> dict[str, Any]:
+    """What has to be the same for laps to be of one result."""
+    return {
+        "engine": work.on,
+        "model": engine.model,
+        "device": engine.device,
+        "dtype": engine.dtype,
+        "quantize": engine.quantize,
+        "workload": plan.workload.name,
+        "prompts": [prompt.id for prompt in plan.workload.prompts],
+        "methods": {method.name: dict(method.config) for method in methods},
+        "points": [[point.concurrency, point.temperature] for point in plan.points],
+        "rounds": plan.rounds,
+        "max_tokens": plan.max_tokens,
+        "seed": plan.seed,
+        "ignore_eos": plan.ignore_eos,
+    }
+
+
+def _own(loaded: Loaded, engine: EngineOptions, classic: ClassicOptions) -> Engine:
+    from headstart.bench.own import OwnEngine
+
+    memory = None if engine.kv_memory is None else parse_bytes(engine.kv_memory)
+    options = {
+        "kv_memory": memory,
+        "fuse": not engine.no_fuse,
+        "kernels": not engine.no_kernels,
+        "deterministic": engine.deterministic,
+        "quantize": engine.quantize,
+        "max_num_seqs": classic.max_num_seqs,
+    }
+    return OwnEngine(loaded, {name: value for name, value in options.items() if value is not None})
+
+
+# ------------------------------------------------------------------ what is told
+def _print_json(result: Result) -> None:
+    from headstart.bench.summary import summarise
+    from headstart.cli.show import print_json
+
+    told = {"summaries": summarise(result), "differences": result.differences, "setting": result.setting}
+    print_json(told | {"provenance": result.provenance})
+
+
+def _print(result: Result, out: Path) -> None:
+    from rich.table import Table
+
+    from headstart.bench.keep import FILE, PAGE, SHORT
+    from headstart.bench.summary import summarise
+    from headstart.cli.show import out as console
+
+    table = Table("method", title_justify="left")
+    heads = ("at once", "temperature", "tokens/s", "times plain", "tokens a forward", "accepted", "ms to first", "same")
+    for head in heads:
+        table.add_column(head, justify="right")
+    for s in summarise(result):
+        table.add_row(
+            s.method,
+            str(s.point.concurrency),
+            f"{s.point.temperature:g}",
+            f"{s.tokens_per_second:.1f}",
+            str(s.speedup or "1"),
+            _cell(s.block_efficiency, ".2f"),
+            _cell(s.acceptance_rate, ".0%"),
+            _cell(s.first_ms.get(50), ".0f"),
+            _cell(s.identical, ".0%"),
+        )
+    console().print(table)
+    for d in result.differences:
+        why = {
+            True: "a near-tie that rounding can swap",
+            False: "more than rounding explains",
+            None: "why is not known",
+        }
+        print(f"{d.method}, {d.point}: {d.prompt} differs from token {d.at} on, {why[d.near_tie]}.")
+    print(f"{out / PAGE} to look at, {out / SHORT} for a pull request, {out / FILE} with every sample.")
+
+
+def _cell(value: float | None, form: str) -> str:
+    return "" if value is None else format(value, form)

@@ -1,0 +1,1 @@
+"""The others: what runs elsewhere, measured and driven as our own engine is."""
