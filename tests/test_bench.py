@@ -185,7 +185,9 @@ def test_laps_take_turns_and_everyone_gets_the_same_questions(timeless) -> None:
     asked = [[ask for ask in session.asked if ask[1].max_tokens == 4] for session in engine.sessions.values()]
     assert asked[0] == asked[1] == asked[2] and len(asked[0]) == 12
     assert {ask.seed for _, ask in asked[0]} == {10, 11, 12}, "each prompt has a seed of its own, in every round"
-    assert [session.forgot for session in engine.sessions.values()] == [4, 4, 4], "before each lap"
+    assert [session.forgot for session in engine.sessions.values()] == [5, 5, 5], (
+        "behind the warm-up, and before each lap"
+    )
 
 
 def test_what_differs_and_what_fails_is_said(timeless) -> None:

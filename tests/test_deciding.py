@@ -5,11 +5,15 @@ from __future__ import annotations
 
 import itertools
 import random
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from headstart import rehearse
 from headstart.config import parse_speculative
 from headstart.core import Request, SamplingParams, Verdict
 from headstart.policy import Load, StepTimes
@@ -424,3 +428,31 @@ def test_drafts_for_some_teach_nothing_about_drafts_for_all() -> None:
     assert p.of(CHAIN, 8) == pytest.approx(2.7, rel=0.05)
     p.learn(CHAIN, 2, 8, 0.6)  # less than a plain step: noise
     assert p.extra(CHAIN, 2, 8) > 0
+
+
+# ------------------------------------------------------------------ rehearsals where texts are short
+def stage(max_len: int, seqs: int = 8) -> Any:
+    config = SimpleNamespace(max_num_seqs=seqs, max_batch_tokens=512, page_size=16)
+    return SimpleNamespace(config=config, max_len=max_len, pool=SimpleNamespace(num_slots=seqs * (max_len + 16)))
+
+
+@pytest.mark.parametrize(("max_len", "texts"), [(4096, 1), (600, 3), (264, 5)])
+def test_modes_that_one_text_has_no_room_for_are_tried_in_several(monkeypatch, max_len, texts) -> None:
+    modes, played = [Mode("eagle3", n, n) for n in range(1, 6)], []
+
+    @contextmanager
+    def running(engine, requests):
+        played.append([])
+        yield []
+
+    monkeypatch.setattr(rehearse, "_running", running)
+    monkeypatch.setattr(rehearse, "_made_up", lambda *args: ())
+    monkeypatch.setattr(rehearse, "_seconds", lambda engine: 0.5)
+    own = SimpleNamespace(order=lambda mode: played[-1].append(mode), ordered=None)
+    assert rehearse.companies(stage(max_len), {"eagle3": modes}) == [1, 2, 4, 8]
+    found = rehearse._play(stage(max_len), own, [], 2, "eagle3", modes)
+    assert found == dict.fromkeys(modes, 0.5) and [*itertools.chain(*played)] == modes and len(played) == texts
+
+
+def test_texts_without_any_room_are_no_rehearsal() -> None:
+    assert rehearse.companies(stage(263), {"eagle3": [Mode("eagle3", 1, 1)]}) == []

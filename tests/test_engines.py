@@ -140,6 +140,8 @@ def test_counters_are_read_in_both_spellings(prefix, end) -> None:
         "other_metric 5.0",
     ]
     assert counters.read("\n".join(lines) + "\n") == Counts(None, 10, 30, 12, [8, 0, 1])
+    begun = f"# TYPE {prefix}spec_decode_num_drafts{end} counter\n"
+    assert counters.read(begun) == Counts(None, 0, 0, 0, []), "nothing was drafted yet"
 
 
 @pytest.mark.parametrize("text", ["", "other 1\n", "<html>no metrics</html>", "a{ 1\n"])

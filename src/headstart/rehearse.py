@@ -17,7 +17,7 @@ from headstart.engine import Engine
 from headstart.policy.ahead import AheadPolicy
 from headstart.policy.costs import are_alike
 from headstart.policy.periods import Mode
-from headstart.progress import bar
+from headstart.progress import bar, note
 
 COMPANIES = (1, 2, 4, 8, 16, 32, 64)
 PROMPT, PATTERN = 64, 8  # tokens of a made-up text, and after how many it repeats itself
@@ -40,6 +40,10 @@ def rehearse(engine: Engine, policy: AheadPolicy) -> bool:
     try:
         _prepare(engine, modes)
         sizes, words = companies(engine, modes), _words(engine)
+        if not sizes:
+            if not policy.periods.known:
+                note(f"Texts of {engine.max_len} tokens have no room to try drafts, so there are none.")
+            return False
         if policy.periods.known and _is_still_so(engine, policy, words, modes, sizes):
             with bar("Preparing drafts", len(sizes) * len(modes), "parts") as done:
                 for company, own in itertools.product(sizes, modes.values()):
@@ -116,12 +120,23 @@ def _prepare(engine: Engine, modes: dict[str, list[Mode]]) -> None:
 
 def companies(engine: Engine, modes: dict[str, list[Mode]]) -> list[int]:
     """As many requests as run at once, as far as there is memory for all they may write here."""
-    longest = PROMPT + (WARM + TIMED) * MOST_TOKENS * max([1, *(len(own) for own in modes.values())])
-    if longest + MOST_TOKENS > engine.max_len:
+    together = min(_at_a_time(engine), max([1, *(len(own) for own in modes.values())]))
+    if together < 1:
         return []
+    longest = PROMPT + _each() * together
     most = min(engine.config.max_num_seqs, engine.pool.num_slots // (longest + engine.config.page_size))
     most = min(most, engine.config.max_batch_tokens // 2)  # so that there are rows for prompts, too
     return sorted({n for n in COMPANIES if n <= most} | ({most} if 0 < most < COMPANIES[-1] else set()))
+
+
+def _at_a_time(engine: Engine) -> int:
+    """Modes that one text has room for."""
+    return (engine.max_len - PROMPT - MOST_TOKENS) // _each()
+
+
+def _each() -> int:
+    """Tokens that a text may gain while one mode is tried."""
+    return (WARM + TIMED) * MOST_TOKENS
 
 
 def _fits(engine: Engine, mode: Mode, company: int) -> bool:
@@ -140,14 +155,16 @@ def _play(
     """Seconds of a step in each of these modes, one after the other, with requests for one drafter; or some steps in each, so
     that all is ready."""
     found: dict[Mode | None, float] = {}
-    with _running(engine, _made_up(engine, words, company, name)) as requests:
-        policy.ordered = None
-        _reach(engine, requests, 1)
-        for mode in modes:
-            policy.order(mode)
-            seconds = [_seconds(engine) for _ in range(WARM + TIMED if timed else SOME)]
-            if timed and all(r.finish_reason is None for r in requests):
-                found[mode] = float(np.median(seconds[WARM:]))
+    together = _at_a_time(engine)
+    for first in range(0, len(modes), together):
+        with _running(engine, _made_up(engine, words, company, name)) as requests:
+            policy.ordered = None
+            _reach(engine, requests, 1)
+            for mode in modes[first : first + together]:
+                policy.order(mode)
+                seconds = [_seconds(engine) for _ in range(WARM + TIMED if timed else SOME)]
+                if timed and all(r.finish_reason is None for r in requests):
+                    found[mode] = float(np.median(seconds[WARM:]))
     return found
 
 

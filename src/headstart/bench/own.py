@@ -39,6 +39,7 @@ class OwnEngine:
     @contextmanager
     def open(self, methods: Sequence[Method], plan: Plan) -> Iterator[dict[str, OwnSession]]:
         from headstart.llm import LLM
+        from headstart.rehearse import prepare
 
         self._ids = {prompt.id: encode(self.loaded.tokenizer, prompt) for prompt in plan.workload.prompts}
         target = replace(self.loaded, max_len=self._room(plan))
@@ -50,6 +51,7 @@ class OwnEngine:
                 before = meters.held_bytes()
                 llm = stack.enter_context(LLM(target, speculative=dict(method.config) or None, **options))
                 held = weights + max(0, meters.held_bytes() - before)
+                prepare(llm.engine)
                 sessions[method.name] = OwnSession(llm, self._ids, {"memory": held, "weights": weights})
             self._plain = sessions[BASELINE].llm
             yield sessions

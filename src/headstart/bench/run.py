@@ -106,9 +106,10 @@ def run(
         return
     with engine.open(methods, plan) as sessions:
         for name, session in sessions.items():
-            result.methods[name] = dict(session.about)
             advance(f"warming up {name}")
             warm_up(session, plan)
+            session.forget()
+            result.methods[name] = dict(session.about)
         for name, point, number in todo:
             advance(f"{name}, {point}, round {number + 1} of {plan.rounds}")
             run_lap(sessions[name], plan, Lap(name, point.concurrency, point.temperature, number, 0.0, 0), result)
@@ -177,8 +178,10 @@ def since(before: Counts | None, after: Counts | None) -> Counts | None:
         a, b = getattr(before, name), getattr(after, name)
         return None if a is None or b is None else b - a
 
-    own = before.by_position or []
-    positions = after.by_position and [n - (own[i] if i < len(own) else 0) for i, n in enumerate(after.by_position)]
+    positions: list[int] | None = None
+    if after.by_position is not None:
+        own = before.by_position or []
+        positions = [n - (own[i] if i < len(own) else 0) for i, n in enumerate(after.by_position)]
     names = ("steps", "drafts", "drafted", "accepted", "draft_seconds", "target_seconds")
     return Counts(by_position=positions, **{name: less(name) for name in names})
 

@@ -128,10 +128,10 @@ def _groups(samples: Iterable[Sample]) -> dict[str, list[Sample]]:
 
 # ------------------------------------------------------------------ speed
 def speedup(base: Sequence[Sample], other: Sequence[Sample], seed: int = 0) -> Interval | None:
-    """Seconds for a token of the baseline ÷ the method's, over requests that both have answered in the same round.
+    """Seconds for a token of the baseline ÷ the method's, over prompts that both have answered in the same rounds.
 
-    The interval tells what other prompts and other rounds could have brought: both are drawn anew (bootstrap), of few rounds
-    one less than there are, which else would seem to differ less than they do."""
+    Of n rounds n - 1 are drawn, since few of them differ less among themselves than the next one would from them.
+    The interval tells what other prompts and other rounds could have brought: both are drawn anew (bootstrap)."""
     pairs = _paired(base, other)
     if pairs is None:
         return None
@@ -148,10 +148,13 @@ def drawn(draw: np.random.Generator, number: int, size: int | None = None) -> np
 
 
 def per_token(table: np.ndarray, rounds: np.ndarray | None = None, prompts: np.ndarray | None = None) -> np.ndarray:
-    """Seconds for a token, of a table as it is or as each resample has it."""
-    ones = [np.ones((1, n)) for n in table.shape[1:]]
+    """Seconds for a token, of a table as it is or as each resample has it. Of each prompt the median of its rounds counts: one
+    round that something disturbed does not."""
+    ones = [np.ones((1, n), dtype=int) for n in table.shape[1:]]
     rounds, prompts = ones[0] if rounds is None else rounds, ones[1] if prompts is None else prompts
-    seconds, tokens = (((rounds @ part) * prompts).sum(1) for part in table)
+    kinds, which = np.unique(rounds, axis=0, return_inverse=True)  # of few rounds there are few ways to draw some
+    middle = np.stack([np.median(np.repeat(table, kind, axis=1), axis=1) for kind in kinds], axis=1)
+    seconds, tokens = ((part[which.reshape(-1)] * prompts).sum(1) for part in middle)
     return seconds / tokens
 
 
