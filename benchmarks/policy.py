@@ -186,8 +186,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         }
         prompts = kinds(args, target.vocab_size)
         for name, llm in llms.items():
-            if name != "auto":  # which prepares itself
-                prepare(llm.engine)
+            prepare(llm.engine)
             answer(llm, take(prompts, MIXED, 4, 0), 8)  # whatever is prepared on first use
             console.print(f"{name}: ready")
         if args.shifts:

@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 from headstart.bench import keep, methods, run
 from headstart.bench.methods import Method
 from headstart.bench.own import OwnEngine
+from headstart.bench.provenance import provenance
 from headstart.bench.records import BASELINE, Counts, Point, Result
 from headstart.bench.run import Answer, Ask, Plan
 from headstart.bench.summary import by_category, summarise
@@ -303,7 +304,7 @@ def bench(*args: str) -> Any:
     return CliRunner().invoke(app, ["bench", "--kv-memory", "16MB", "--quiet", *args])
 
 
-def test_the_verb_from_prompts_to_report(tiny_model, tmp_path) -> None:
+def test_the_verb_from_prompts_to_report(tiny_model, monkeypatch, tmp_path) -> None:
     text = tmp_path / "prompts.txt"
     text.write_text("the quick brown fox\na stone bridge over\nnumbers like 1 2\n")
     args = [
@@ -325,6 +326,8 @@ def test_the_verb_from_prompts_to_report(tiny_model, tmp_path) -> None:
     again = bench(*args, "--json")
     told = json.loads(again.stdout)
     assert [s["method"] for s in told["summaries"]] == ["none", "ngram"] and told["differences"] == []
+    monkeypatch.setattr("headstart.models.load.load", lambda *args: pytest.fail("nothing is left to be measured"))
+    assert bench(*args).exit_code == 0
     assert bench(*args, "--max-tokens", "9").exit_code == 2
     same = CliRunner().invoke(app, ["bench", "compare", str(tmp_path / "o"), str(tmp_path / "o" / "result.json")])
     assert same.exit_code == 0 and "ngram" in same.stdout
@@ -337,11 +340,13 @@ def test_the_verb_from_prompts_to_report(tiny_model, tmp_path) -> None:
         (["--temperature", "warm"], "--temperature warm is not usable"),
         (["--rounds", "0"], "--rounds 0 is not usable"),
         (["--tensor-parallel-size", "2"], "computes on one device"),
+        (["--engine", "vlm"], "--engine vlm is not known"),
         (["--dataset", "gsm9k:x"], "gsm9k"),
         (["--method", "eagle4"], "eagle4"),
     ],
 )
-def test_mistakes_are_one_sentence(tiny_model, tmp_path, args, why) -> None:
+def test_mistakes_are_one_sentence(monkeypatch, tmp_path, args, why) -> None:
+    monkeypatch.setattr("headstart.models.load.load", lambda *args: pytest.fail("it is said before a model is loaded"))
     done = bench("--out", str(tmp_path), *args)
     assert done.exit_code == 2 and why in done.stderr and "Traceback" not in done.stderr
     assert not any(tmp_path.iterdir())
@@ -364,6 +369,11 @@ def test_vllms_names_work(tiny_model, tmp_path) -> None:
     kept = Result.load(Path(tmp_path) / keep.FILE)
     assert kept.setting["model"] == "x"
     assert kept.setting["methods"]["suffix"] == {"num_speculative_tokens": 2, "tree": True, "method": "suffix"}
+
+
+def test_what_is_kept_of_the_command_line_holds_no_key() -> None:
+    told = provenance(["headstart", "bench", "--api-key", "secret", "--api-key=secret", "--out", "a=b"])["argv"]
+    assert told == ["headstart", "bench", "--api-key", "***", "--api-key=***", "--out", "a=b"]
 
 
 @given(st.lists(st.one_of(st.none(), st.integers(0, 9)), min_size=1, max_size=5))

@@ -481,6 +481,7 @@ def test_prompts_in_all_shapes(tmp_path, name, content, expected):
         ("a.txt", b"fine\nno\0\n", "line 2: this is not text"),
         ("a.jsonl", '{"prompt": "P"}\n{"prompt": \n', "line 2: broken JSON"),
         ("a.json", '[{"prompt": "P"},\n]', "a.json, line 2: broken JSON"),
+        ("a.jsonl", "[" * 100_000, "line 1: this JSON cannot be read"),
         ("a.json", '{"prompt": "P"}', "not a JSON list"),
         ("a.json", "[]", "holds no prompts"),
         ("a.jsonl", "[1]", "line 1: expected an object"),

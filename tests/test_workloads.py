@@ -238,9 +238,9 @@ def test_a_count_is_one_at_least(count):
 
 
 BAD = [
-    ("gsm8k", "a.jsonl", lines({"question": "a"}) + "\n{oops}\n", r"a.jsonl, line 3: this is not JSON"),
+    ("gsm8k", "a.jsonl", lines({"question": "a"}) + "\n{oops}\n", r"a.jsonl, line 3: broken JSON"),
     ("gsm8k", "a.jsonl", "[1, 2]", r"item 1: this should be a JSON object, not int"),
-    ("gsm8k", "a.json", '[{"question": "a"},\n{]', r"a.json, line 2: this is not JSON"),
+    ("gsm8k", "a.json", '[{"question": "a"},\n{]', r"a.json, line 2: broken JSON"),
     ("gsm8k", "a.jsonl", "7", r"line 1: this should be a JSON object, not int"),
     (
         "gsm8k",

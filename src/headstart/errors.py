@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import json
 from collections.abc import Iterable
+from typing import Any
 
 
 class HeadstartError(Exception):
@@ -35,3 +37,14 @@ def nearest(name: str, known: Iterable[str]) -> str:
     names = sorted(known)
     close = difflib.get_close_matches(name[:100], names, n=1, cutoff=0.5)
     return f" Did you mean {close[0]!r}?" if close else f" Known: {', '.join(names)}."
+
+
+def parse_json(text: str, where: str) -> Any:
+    """What a user's file holds at this place; a place that names no line gets the one where it breaks."""
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        line = f", line {error.lineno}" if ", line" not in where else ""
+        raise BadInput(f"{where}{line}: broken JSON ({error.msg}).") from None
+    except (ValueError, RecursionError):  # a number with thousands of digits; brackets without end
+        raise BadInput(f"{where}: this JSON cannot be read.") from None

@@ -74,7 +74,9 @@ def rehearse(engine: Engine, policy: AheadPolicy) -> bool:
 def prepare(engine: Engine) -> None:
     """Have all ready that steps of any size need where a policy drafts as it was told, or nobody does: else it is made when it
     is first met. Who measures does not want to meet it."""
-    if not engine.runner.repeats:  # nothing of that kind is made
+    if not engine.runner.repeats or isinstance(
+        engine.policy, AheadPolicy
+    ):  # nothing of that kind is made; it was rehearsed
         return
     config = engine.drafting.config
     nodes, depth = config.nodes if config.tree else config.num_speculative_tokens, config.num_speculative_tokens

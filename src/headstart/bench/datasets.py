@@ -8,14 +8,13 @@ from __future__ import annotations
 import csv
 import gzip
 import io
-import json
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from headstart.errors import BadInput
+from headstart.errors import BadInput, parse_json
 
 MOST_BYTES = 2 << 30  # of a file, unpacked: a small gzip may hold a disk full of zeros
 MOST_NAMES = 12  # of the fields that an error lists
@@ -139,12 +138,12 @@ def _json_lines(path: Path, text: str) -> list[Row]:
     for number, line in enumerate(text.split("\n"), 1):
         if line.strip():
             where = f"{path}, line {number}"
-            found.append(_row(number, where, _parse(line, where)))
+            found.append(_row(number, where, parse_json(line, where)))
     return found
 
 
 def _json_list(path: Path, text: str) -> list[Row]:
-    items = enumerate(_parse(text, str(path)), 1)
+    items = enumerate(parse_json(text, str(path)), 1)
     return [_row(number, f"{path}, item {number}", item) for number, item in items]
 
 
@@ -152,16 +151,6 @@ def _row(number: int, where: str, item: Any) -> Row:
     if not isinstance(item, dict):
         raise BadInput(f"{where}: this should be a JSON object, not {type(item).__name__}.")
     return Row(number, where, item)
-
-
-def _parse(text: str, where: str) -> Any:
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
-        line = f", line {error.lineno}" if ", line" not in where else ""
-        raise BadInput(f"{where}{line}: this is not JSON ({error.msg}).") from None
-    except (ValueError, RecursionError):  # a number with thousands of digits; brackets without end
-        raise BadInput(f"{where}: this JSON cannot be read.") from None
 
 
 def _csv(path: Path, text: str) -> list[Row]:

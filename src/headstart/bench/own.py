@@ -43,7 +43,7 @@ class OwnEngine:
 
         self._ids = {prompt.id: encode(self.loaded.tokenizer, prompt) for prompt in plan.workload.prompts}
         target = replace(self.loaded, max_len=self._room(plan))
-        weights = _weights(self.loaded.model)
+        weights = roofline.weight_bytes(self.loaded.model)
         options = {"max_num_seqs": plan.most_at_once, "wide_weights": _wide(self.loaded.model)} | self.options
         with ExitStack() as stack:
             sessions = {}
@@ -117,11 +117,6 @@ def _counts(stats: Stats) -> Counts:
         stats.steps, stats.drafts, stats.drafted, stats.accepted, list(stats.accepted_by_position), stats.time_draft,
         stats.time_target,
     )  # fmt: skip
-
-
-def _weights(model: Any) -> int:
-    """Bytes; 0 where it is not torch that holds them."""
-    return sum(p.numel() * p.element_size() for p in model.parameters()) if hasattr(model, "parameters") else 0
 
 
 def _wide(model: Any) -> bool | None:

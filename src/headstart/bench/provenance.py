@@ -15,6 +15,7 @@ from typing import Any
 from headstart.bench import meters
 from headstart.version import VERSION
 
+SECRETS = ("--api-key",)
 PACKAGES = ("torch", "transformers", "triton", "numpy")
 
 
@@ -23,17 +24,27 @@ def provenance(argv: Sequence[str] | None = None, more: Sequence[str] = ()) -> d
     return {
         "headstart": VERSION,
         "commit": commit(),
-        "versions": {"python": platform.python_version()} | versions([*PACKAGES, *more]),
+        "versions": versions([*PACKAGES, *more]),
         "machine": machine(),
         "load": meters.load(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "argv": list(sys.argv if argv is None else argv),
+        "argv": without_secrets(sys.argv if argv is None else argv),
     }
 
 
+def without_secrets(argv: Sequence[str]) -> list[str]:
+    """Results are shown to others."""
+    out: list[str] = []
+    for word in argv:
+        hidden = bool(out) and out[-1] in SECRETS
+        name, told, _ = word.partition("=")
+        out.append("***" if hidden else f"{name}=***" if told and name in SECRETS else word)
+    return out
+
+
 def versions(names: Sequence[str]) -> dict[str, str]:
-    """Of those that are installed."""
-    out = {}
+    """Of Python, and of those that are installed."""
+    out = {"python": platform.python_version()}
     for name in names:
         try:
             out[name] = metadata.version(name)

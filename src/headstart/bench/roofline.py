@@ -30,10 +30,15 @@ def measure(result: Result, model: Any) -> dict[str, Any] | None:
     return {
         "bandwidth": bandwidth(device),
         "peak": peak(device, dtype),
-        "weights": sum(p.numel() * p.element_size() for p in weights),
+        "weights": weight_bytes(model),
         "flops_per_token": 2.0 * sum(p.numel() for p in weights),
         "points": points,
     }
+
+
+def weight_bytes(model: Any) -> int:
+    """0 where it is not torch that holds them."""
+    return sum(p.numel() * p.element_size() for p in model.parameters()) if hasattr(model, "parameters") else 0
 
 
 def _forward(result: Result, method: str, point: Point) -> dict[str, float] | None:

@@ -208,9 +208,14 @@ def parting(a: Sample, b: Sample) -> int | None:
     told = a.token_ids is not None and b.token_ids is not None
     one, two = (a.token_ids, b.token_ids) if told else (a.text, b.text)
     assert one is not None and two is not None
-    if one == two:
+    return first_difference(one, two)
+
+
+def first_difference(a: Sequence[object], b: Sequence[object]) -> int | None:
+    """The first place at which they are not the same; None when both are identical."""
+    if a == b:
         return None
-    return next((i for i, (x, y) in enumerate(zip(one, two, strict=False)) if x != y), min(len(one), len(two)))
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
 # ------------------------------------------------------------------ speculation

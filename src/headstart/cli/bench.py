@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
+from headstart.bench.records import BASELINE
 from headstart.cli.groups import expand
 from headstart.cli.options import MODEL, SPECULATION, EngineOptions, Quiet, option, parse_bytes
 from headstart.errors import BadInput
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
     from headstart.models.load import Loaded
 
 WORK = "Work"
-ENDPOINT, BASELINE = "openai:", "none"
+ENGINES, ENDPOINT = ("headstart", "transformers"), "openai:"
+RANDOM = "random"  # tokens of the model: it has to be there
 METHODS, PROMPTS, TOKENS, ROUNDS = ("ngram,suffix,auto",), 20, 128, 3
 QUICK = (("ngram,auto",), 7, 48, 2)  # the same
 N = TypeVar("N", int, float)
@@ -85,6 +87,11 @@ class WorkOptions:
     seed: Annotated[int, option("--seed", help="Of the first answer; each has its own.", panel=WORK)] = 0
     ignore_eos: Annotated[bool, option("--ignore-eos", help="Answers go on to --max-tokens.", panel=WORK)] = False
     quick: Annotated[bool, option("--quick", help="A first impression, within two minutes.", panel=WORK)] = False
+
+    @property
+    def spec(self) -> str:
+        """Of the workload."""
+        return f"gsm8k:{self.gsm8k}" if self.gsm8k is not None else self.dataset
 
     def usual(self) -> tuple[Sequence[str], int, int, int]:
         """Methods, prompts, tokens and rounds."""
@@ -202,22 +209,28 @@ def _load(path: Path) -> Result:
 
 # ------------------------------------------------------------------ from options to laps
 def _measure(engine: EngineOptions, work: WorkOptions, classic: ClassicOptions, out: Path, fresh: bool) -> Result:
+    """What can be said to be wrong is said before a model is loaded."""
     from headstart.bench import keep, run
     from headstart.bench.provenance import provenance
 
+    if work.on not in ENGINES and not work.on.startswith(ENDPOINT):
+        raise BadInput(f"--engine {work.on} is not known: choose headstart, transformers or openai:URL.")
     asked = _methods(work, classic)
-    contestant, vocab_size = _engine(engine, work, classic, asked)
+    names = [method.name for method in asked]
+    contestant, vocab_size = _engine(engine, work, classic, names) if work.spec == RANDOM else (None, 0)
     plan = _plan(work, vocab_size)
     result = keep.begin(out, _setting(engine, work, plan, asked), provenance(), fresh)
-    left = sum(1 for _ in plan.laps([m.name for m in asked])) - len(result.laps)
+    left = len(list(plan.laps(names))) - len(result.laps)
     if result.laps:
         note(f"{out} has {len(result.laps)} laps already; {left} are left.")
-    try:
-        with bar("Measuring", left + len(asked), "laps") as advance:
-            run.run(contestant, asked, plan, result, lambda r: r.save(out / keep.FILE), lambda what: advance(1))
-    except KeyboardInterrupt:
-        note(f"Stopped. What was measured is in {out}: the same command goes on.")
-        raise typer.Exit(130) from None
+    if left:
+        contestant = contestant or _engine(engine, work, classic, names)[0]
+        try:
+            with bar("Measuring", left + len(asked), "laps") as advance:
+                run.run(contestant, asked, plan, result, lambda r: r.save(out / keep.FILE), lambda what: advance(1))
+        except KeyboardInterrupt:
+            note(f"Stopped. What was measured is in {out}: the same command goes on.")
+            raise typer.Exit(130) from None
     keep.write(out, result)
     return result
 
@@ -238,21 +251,19 @@ def _methods(work: WorkOptions, classic: ClassicOptions) -> list[Method]:
 
 
 def _engine(
-    engine: EngineOptions, work: WorkOptions, classic: ClassicOptions, asked: Sequence[Method]
+    engine: EngineOptions, work: WorkOptions, classic: ClassicOptions, names: Sequence[str]
 ) -> tuple[Engine, int]:
     """Who answers, and how many tokens it knows (0: nobody says)."""
     if work.on.startswith(ENDPOINT):
         from headstart.engines.endpoint import EndpointEngine
 
-        urls = _urls(work.on.removeprefix(ENDPOINT), [method.name for method in asked])
+        urls = _urls(work.on.removeprefix(ENDPOINT), names)
         return EndpointEngine(urls, classic.target_model, work.api_key), 0
     if work.on == "transformers":
         from headstart.engines.hf import TransformersEngine
 
         loaded = _load_model(replace(engine, runner="torch"))
         return TransformersEngine(loaded, engine.device), loaded.vocab_size
-    if work.on != "headstart":
-        raise BadInput(f"--engine {work.on} is not known: choose headstart, transformers or openai:URL.")
     loaded = _load_model(engine)
     return _own(loaded, engine, classic), loaded.vocab_size
 
@@ -286,8 +297,7 @@ def _plan(work: WorkOptions, vocab_size: int) -> Plan:
     from headstart.bench.run import Plan
 
     _, prompts, tokens, rounds = work.usual()
-    spec = f"gsm8k:{work.gsm8k}" if work.gsm8k is not None else work.dataset
-    chosen = workloads.load(spec, prompts, work.seed, vocab_size=vocab_size)
+    chosen = workloads.load(work.spec, prompts, work.seed, vocab_size=vocab_size)
     heats = _numbers("--temperature", work.temperature, float, 0)
     numbers = _numbers("--concurrency", work.concurrency, int, 1)
     points = tuple(Point(number, heat) for heat in heats for number in numbers)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from headstart.bench.own import margin_between, near_tie
+from headstart.bench.summary import first_difference
 from headstart.cli.paint import Painter, Piece
 from headstart.core import Chunk, SamplingParams, Stats
 from headstart.errors import RequestFailed
@@ -79,10 +80,7 @@ class Race:
     @property
     def first_difference(self) -> int | None:
         """Index of the first token that differs; None when both are identical."""
-        a, b = self.plain.token_ids, self.speculative.token_ids
-        if a == b:
-            return None
-        return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+        return first_difference(self.plain.token_ids, self.speculative.token_ids)
 
     @property
     def identical(self) -> bool:

@@ -5,11 +5,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import platform
-from collections.abc import Iterable
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
+from headstart.bench.provenance import versions
 from headstart.config import SpeculativeConfig
 from headstart.core import Stats
 
@@ -100,9 +98,8 @@ def plain(value: Any) -> Any:
 
 def provenance(model: str, config: SpeculativeConfig) -> dict[str, Any]:
     """What produced a result."""
-    packages: Iterable[str] = ("headstart", "torch", "transformers")
-    versions = {"python": platform.python_version()} | {name: version(name) for name in packages}
-    return {"model": model, "drafter": config.method, "speculative": config, "versions": versions}
+    found = versions(("headstart", "torch", "transformers"))
+    return {"model": model, "drafter": config.method, "speculative": config, "versions": found}
 
 
 def amount(size: float) -> str:

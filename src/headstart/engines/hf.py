@@ -39,7 +39,8 @@ class TransformersEngine:
     def _session(self, method: Method, ids: Mapping[str, list[int]]) -> TransformersSession:
         before = meters.held_bytes()
         how = self._how(method)
-        return TransformersSession(self.loaded, ids, how, {"memory": meters.held_bytes() - before})
+        held = roofline.weight_bytes(self.loaded.model) + max(0, meters.held_bytes() - before)
+        return TransformersSession(self.loaded, ids, how, {"memory": held})
 
     def _how(self, method: Method) -> dict[str, Any]:
         """As keyword arguments of `generate`."""
@@ -92,7 +93,7 @@ class TransformersSession:
         import torch
 
         model = self.loaded.model
-        given, clock = torch.tensor([ids], device=model.device), Clock(len(ids))
+        given, clock = torch.tensor([ids], device=model.device), Clock()
         calls = Calls(model)
         torch.manual_seed(ask.seed)
         sampled = {"do_sample": True, "temperature": ask.temperature} if ask.temperature > 0 else {"do_sample": False}
@@ -114,7 +115,7 @@ class TransformersSession:
 class Clock:
     """A streamer that writes down when the first tokens came."""
 
-    def __init__(self, prompt: int) -> None:
+    def __init__(self) -> None:
         self.first: float | None = None
         self.with_first, self._prompt = 1, True
 

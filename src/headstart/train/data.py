@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headstart.core import SamplingParams
-from headstart.errors import BadInput
+from headstart.errors import BadInput, parse_json
 from headstart.progress import bar, note
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def read_file(path: Path) -> list[Prompt]:
     """Prompts of one file: a JSON list, a JSON object on each line, or plain text with a prompt on each line."""
     text = _read_text(path)
     if text.lstrip().startswith("[") and path.suffix in (".json", ""):
-        found = [_of_item(item, f"{path}, item {i}") for i, item in enumerate(_parse(text, str(path)), start=1)]
+        found = [_of_item(item, f"{path}, item {i}") for i, item in enumerate(parse_json(text, str(path)), start=1)]
     elif path.suffix == ".json":
         raise BadInput(f"{path} is not a JSON list of objects: give a list, or one object per line in a .jsonl file.")
     else:
@@ -87,16 +87,8 @@ def _read_text(path: Path) -> str:
     return text
 
 
-def _parse(text: str, where: str) -> Any:
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
-        line = f", line {error.lineno}" if "line" not in where else ""
-        raise BadInput(f"{where}{line}: broken JSON ({error.msg}).") from None
-
-
 def _of_line(line: str, where: str, as_json: bool) -> Prompt:
-    return _of_item(_parse(line, where), where) if as_json else user_prompt(line)
+    return _of_item(parse_json(line, where), where) if as_json else user_prompt(line)
 
 
 def _of_item(item: Any, where: str) -> Prompt:
