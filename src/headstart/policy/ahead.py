@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -36,7 +37,8 @@ LONGER = 1.5  # and how many times the last one it may be: what takes much longe
 TOKENS = 128.0  # of an answer, until some have been seen
 LEAST = 0.04  # a mode should bring so much more than none: its chances are guesses
 BEGIN = 0.03  # and so much more again where nobody drafts now: to begin takes a step or two
-READING = 0.008  # share of a request's time that reading its prompt may take, whether it is used or not
+READING = 0.008  # share of the time that reading prompts may take for which it does not seem to pay,
+READINGS = 4  # and for how many of them it is saved up
 DOUBT = 1.25  # times that it should come back where the others do not draft: alone it does not pay
 PROBES = 0.008  # share of the time that trying what does not seem to pay may take,
 SAVED = 3  # and for how many trials it is saved up,
@@ -87,7 +89,8 @@ class AheadPolicy:
         self._company = 0  # at the last decision
         self._kind: tuple[int, dict[int, int]] | None = None  # of the last step: how many there were, and who drafted
         self._time, self._cost = 1.0, USUAL  # seconds saved up for decisions, and those that one takes
-        self._reads: dict[tuple[Any, ...], bool] = {}  # whether such prompts are read, until more is known
+        self._reads: dict[tuple[Any, ...], tuple[bool, float]] = {}  # reading such prompts pays, and takes
+        self._reading = 0.0  # seconds saved up for reading others
         self._purse = 0.0  # seconds saved up for trials,
         self._purses: dict[str, float] = {}  # and what drafters have got of them
         self._bill: Bill | None = None  # of the last trial
@@ -134,7 +137,7 @@ class AheadPolicy:
         return guest
 
     def enlist(self, request: Request, load: Load) -> bool:
-        """Where reading its prompt takes next to nothing, or where a request like the others would be worth it now."""
+        """Where a request like the others would be worth reading its prompt, or where the time for that was saved up."""
         if self.rehearses:
             return True
         guest, company = self._guest(request), max(1, load.num_running)
@@ -142,22 +145,22 @@ class AheadPolicy:
         names = tuple(n for n in self.choices(request) if n not in SOLE) if guest.welcome else ()
         like = names, guest.heat, company, round(tokens, -1)
         if like not in self._reads:
-            self._reads[like] = self._shall_read(guest, names, company, tokens)
-        return self._reads[like]
+            self._reads[like] = self._reading_pays(guest, names, company, tokens)
+        pays, cost = self._reads[like]
+        if pays or self._reading < cost:
+            return pays
+        self._reading = min(self._reading, READINGS * cost) - cost
+        return True
 
-    def _shall_read(self, guest: Guest, names: tuple[str, ...], company: int, tokens: float) -> bool:
+    def _reading_pays(self, guest: Guest, names: tuple[str, ...], company: int, tokens: float) -> tuple[bool, float]:
+        """For a request like the others, and the seconds that it takes."""
         heads = self._known_modes(names)
         if not heads:
-            return False
+            return False, math.inf
         cost, plain = self.periods.reading(heads[0].drafter, company), self.periods.of(None, company)
-        whole = tokens * plain / company
-        if cost <= READING * whole:
-            return True
-        hope = self.outcomes.hope(heads[0], guest.heat)
-        brings = {m: hope * self.outcomes.worth(guest, m) for m in heads}
-        gain = max((1 + more) * plain / self.periods.of(m, company) for m, more in brings.items())
-        doubt = 1.0 if self._common is not None else DOUBT
-        return gain > 1 + LEAST and whole * (1 - 1 / gain) > doubt * cost
+        gain = max((1 + self.outcomes.worth(guest, m)) * plain / self.periods.of(m, company) for m in heads)
+        least, doubt = (1 + LEAST, 1.0) if self._common is not None else (1 + LEAST + BEGIN, DOUBT)
+        return gain > least and tokens * plain / company * (1 - 1 / gain) > doubt * cost, cost
 
     def rests(self, request: Request) -> bool:
         mode = self._mode(request)
@@ -356,6 +359,7 @@ class AheadPolicy:
         self._steps, self._now = self._steps + 1, self._now + 1
         self._purse += PROBES * times.period
         self._time += DECIDING * times.period
+        self._reading += READING * times.period
         if self._bill is not None:
             self._watch(self._bill, times, len(requests))
         asked = any(times.asked)

@@ -29,10 +29,11 @@ OWN_FADES = 0.04  # and of one request, by drafts
 RELIEF = 0.9  # what is left of a request's own past after a decision that gives it no draft: texts change
 OWN_PRIOR = 6.0  # drafts that "it is like the others" counts for
 COUNTED = 32  # drafts of a request that speak for all
+TRUST_FADES, TRUST_PRIOR = (
+    0.002,
+    10.0,
+)  # how fast it is forgotten how far requests differ as they seem to; what is thought first
 NEW, NEW_TRIES = 1.15, 20  # how much better a shape is taken to be of which so few drafts were seen
-FRESH, STALE = 100, 300  # steps without drafts after which what they bring is not sure any more, or not known at all,
-BETTER = 0.3  # and how much better they may then be for those who come
-YOUNGER = 3  # steps that each draft makes it younger again
 WANES, LEFT = 0.01, 4.0  # how fast drafts count for less while none are seen, and for how many at least
 CODE = 16  # a note in a log is the number of a mode, times this, and the tokens that were accepted
 Tally = dict[int, int]  # how many drafts brought so many tokens
@@ -59,13 +60,14 @@ class Own:
         self.expected = [RELIEF * x for x in self.expected]
         self.came = [RELIEF * x for x in self.came]
 
-    def chances(self, general: Sequence[float]) -> list[float]:
-        """That drafts for this request are right to depth 1, 2, ...; where nothing is known of one, as one level above."""
+    def chances(self, general: Sequence[float], trust: float = 1.0) -> list[float]:
+        """That drafts for this request are right to depth 1, 2, ...; where nothing is known of one, as one level above. `trust`
+        is how much of what sets it apart from the others is believed."""
         out, factor = [], 1.0
         for chance, expected, came in zip(general, self.expected, self.came, strict=False):
             if expected > 0.0:
                 factor = (came + OWN_PRIOR * chance) / (expected + OWN_PRIOR * chance)
-            out.append(min(1.0, factor * chance))
+            out.append(min(1.0, (1 + trust * (factor - 1)) * chance))
         return out
 
     def for_all(self, wide: bool, count: int) -> float:
@@ -77,13 +79,30 @@ class Own:
 
 
 @dataclass
+class Trust:
+    """How far requests go on to differ from the others as they did: a regression of what drafts brought, beyond what they
+    bring in general, on what was thought of that. Whoever picks the best of many guesses picks lucky ones, too."""
+
+    thought: float = TRUST_PRIOR
+    came: float = TRUST_PRIOR
+
+    def add(self, thought: float, came: float, count: int) -> None:
+        left = (1 - TRUST_FADES) ** count
+        self.thought = left * self.thought + count * thought * thought
+        self.came = left * self.came + count * thought * came
+
+    def value(self) -> float:
+        return min(1.0, max(0.0, self.came / self.thought))
+
+
+@dataclass
 class Survival:
     """How often drafts that were right so far were right at depth 1, 2, ...: sums that fade with every step. Only drafts that
     went so deep tell about a depth."""
 
     before: Sequence[float]  # how often they are right to each depth, as was thought
     seen: int = 0  # drafts, of which not all speak for others
-    age: int = 0  # steps since the last of them
+    heard: bool = False  # whether there were some in the last steps
     tried: list[float] = field(default_factory=lambda: [0.0] * DEEPEST)
     right: list[float] = field(default_factory=lambda: [0.0] * DEEPEST)
 
@@ -142,13 +161,14 @@ class Outcomes:
         self._general: dict[tuple[Mode, int], list[float]] = {}  # what follows from it, until more is heard,
         self._sums: dict[tuple[Mode, int], list[float]] = {}  # and down to each depth
         self._guessed: set[tuple[str, bool, int]] = set()  # those that others were asked about, until more is heard
+        self._trust: dict[str, Trust] = {}  # by drafter
 
     def digest(self, guests: Sequence[Guest], modes: Sequence[Mode], steps: int) -> None:
         """So many steps are over: read their logs."""
         for known in self._survival.values():
-            known.age += steps
-            if known.age > steps:
+            if not known.heard:
                 known.wane(steps)
+            known.heard = False
         faded: set[int] = set()
         for guest in guests:
             if guest.log:
@@ -168,9 +188,12 @@ class Outcomes:
         if id(known) not in faded:  # by as many steps as there were drafts
             known.fade(count)
             faded.add(id(known))
-        own = guest.owns.setdefault(mode.drafter, Own())
-        own.add(self.general(mode, guest.heat), reached)
-        known.seen, known.age = known.seen + count, max(0, known.age - YOUNGER * count)
+        own, general = guest.owns.setdefault(mode.drafter, Own()), self.general(mode, guest.heat)
+        if own.expected[0] > 0.0:
+            thought, came = sum(own.chances(general)), sum(reached[1:]) / count
+            self._trust.setdefault(mode.drafter, Trust()).add(thought - sum(general), came - sum(general), count)
+        own.add(general, reached)
+        known.seen, known.heard = known.seen + count, True
         if share := own.for_all(mode.nodes > mode.depth, count):
             known.add(reached, share)
 
@@ -198,20 +221,20 @@ class Outcomes:
         """The same, down to each depth."""
         own = guest.owns.get(mode.drafter)
         if own is not None:
-            return list(itertools.accumulate(own.chances(self.general(mode, guest.heat))))
+            return list(itertools.accumulate(own.chances(self.general(mode, guest.heat), self.trust(mode.drafter))))
         if (mode, guest.heat) not in self._sums:
             self._sums[mode, guest.heat] = list(itertools.accumulate(self.general(mode, guest.heat)))
         return self._sums[mode, guest.heat]
+
+    def trust(self, drafter: str) -> float:
+        """How much of what sets a request apart is believed."""
+        known = self._trust.get(drafter)
+        return known.value() if known is not None else 1.0
 
     def curiosity(self, mode: Mode, heat: int) -> float:
         """Shapes of which few drafts were seen are taken for better than they are thought to be."""
         known = self._survival.get((mode.drafter, mode.nodes > mode.depth, heat))
         return NEW if known is None or known.seen < NEW_TRIES else 1.0
-
-    def hope(self, mode: Mode, heat: int) -> float:
-        """Texts change: the longer no draft was seen, the better they may have become."""
-        ages = [s.age for wide in (False, True) if (s := self._survival.get((mode.drafter, wide, heat))) is not None]
-        return 1 + BETTER * min(1.0, max(0.0, (min(ages, default=STALE) - FRESH) / (STALE - FRESH)))
 
     def _of(self, mode: Mode, heat: int) -> Survival:
         """Where such drafts were never seen, others of the same drafter are the best guess."""
