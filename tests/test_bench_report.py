@@ -14,8 +14,10 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
-from headstart.bench import compare, plots, report, summary
+from headstart.bench import compare, markdown, plots, report, summary
 from headstart.bench.compare import FASTER, SAME, SLOWER
 from headstart.bench.records import BASELINE, Counts, Difference, Lap, Point, Result, Sample
 from headstart.errors import BadInput
@@ -243,7 +245,7 @@ def test_the_tables_hold_the_numbers(result: Result, page: str):
     cells = re.findall(r"<td>(.*?)</td>", own)
     s = of(result, "eagle3")
     assert cells[-3:] == ["36", "0", "2,304"]  # requests, failed, tokens
-    assert report.number(s.tokens_per_second) in cells and str(s.speedup) in cells
+    assert plots.number(s.tokens_per_second) in cells and str(s.speedup) in cells
     assert "700 MB" in cells and "0.100" in cells  # joules for a token
     said = words(page)
     assert "54%" in said and "3.15" in said and "80% 60% 45% 30%" in said  # α, τ, by position
@@ -301,7 +303,7 @@ def test_what_comes_from_data_is_escaped(result: Result):
     check_page(page)
     assert "<script" not in page and "alert(1)" in words(page)
     page.encode("utf-8")
-    short = report.markdown(hostile)
+    short = markdown.short(hostile)
     short.encode("utf-8")
     assert "<script" not in short.split("```")[0] and "\x1b" not in short.split("```")[0]
     widths = {len(re.findall(r"(?<!\\)\|", line)) for line in short.splitlines() if line.startswith("|")}
@@ -366,6 +368,10 @@ PARTIAL = {
     "all failed": (all_failed(planted()), "432 of 432 requests failed"),
     "no time": (no_time(planted(rounds=1)), "times as fast"),
     "half a roofline": (dataclasses.replace(planted(rounds=1), roofline={"peak": 1.0}), "Roofline is left out"),
+    "a roof without end": (
+        dataclasses.replace(planted(rounds=1), roofline=planted(rounds=1).roofline | {"peak": float("inf")}),
+        "Roofline is left out",
+    ),
 }
 
 
@@ -376,7 +382,7 @@ def test_less_than_all_is_shown_as_far_as_it_goes(case: str):
     page = report.html(result)
     check_page(page)
     assert said in words(page)
-    assert report.markdown(result).endswith("\n")
+    assert markdown.short(result).endswith("\n")
     compare.markdown(compare.compare(result, result))
 
 
@@ -387,10 +393,10 @@ def test_parted_answers_without_tokens_are_counted_in_characters():
 
 # ------------------------------------------------------------------ Markdown
 def test_markdown_is_short_and_right(result: Result):
-    text, s = report.markdown(result), of(result, "eagle3")
+    text, s = markdown.short(result), of(result, "eagle3")
     assert text.startswith("- eagle3 is 1.")
     assert (
-        f"| eagle3 | 1 at once, temperature 0 | {report.number(s.tokens_per_second)} | {s.speedup} | 3.15 | 54% |"
+        f"| eagle3 | 1 at once, temperature 0 | {plots.number(s.tokens_per_second)} | {s.speedup} | 3.15 | 54% |"
         in text
     )
     assert "97.2% |" in text
@@ -401,7 +407,7 @@ def test_markdown_is_short_and_right(result: Result):
 
 @pytest.mark.parametrize(("text", "fence"), [("a", "```"), ("a ``` b", "````")])
 def test_a_fence_is_longer_than_what_it_holds(text: str, fence: str):
-    assert report.fenced(text) == f"{fence}\n{text}\n{fence}"
+    assert markdown.fenced(text) == f"{fence}\n{text}\n{fence}"
 
 
 # ------------------------------------------------------------------ numbers
@@ -484,37 +490,111 @@ def test_ticks_are_few_and_reach_the_top(top: float):
 
 
 # ------------------------------------------------------------------ on disk
-def test_a_result_comes_back_as_it_was(tmp_path: Path, result: Result):
-    path = tmp_path / "deep" / "result.json"
+def small(result: Result) -> Result:
+    """Three prompts at one point; what is counted is whole numbers, as engines count."""
+    result = only(result, FIRST)
+    result.samples = [s for s in result.samples if s.prompt in ("prompt-00", "prompt-01", "prompt-05")]
+    for s in result.samples:
+        whole = {n: round(getattr(s.counts, n)) for n in ("steps", "drafts", "drafted", "accepted")}
+        s.counts = dataclasses.replace(s.counts, **whole, by_position=[round(n) for n in s.counts.by_position or []])
+    return result
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """What such a result is on disk."""
+    path = tmp_path_factory.mktemp("kept") / "result.json"
+    small(planted(rounds=1)).save(path)
+    return path.read_text(encoding="utf-8")
+
+
+def test_a_result_comes_back_as_it_was(tmp_path: Path):
+    path, result = tmp_path / "deep" / "result.json", small(planted())
+    result.laps[0].counts = result.samples[0].counts
     result.save(path)
     assert Result.load(path) == result
     assert not list(path.parent.glob("*.tmp"))
 
 
 @pytest.mark.parametrize(
-    "change",
+    ("change", "why"),
     [
-        lambda kept: kept.pop("samples"),
-        lambda kept: kept.update(format=0),
-        lambda kept: kept["samples"].append({"method": "x"}),
-        lambda kept: kept["samples"].append(7),
-        lambda kept: kept["laps"][0].update(surprise=1),
-        lambda kept: kept["differences"].append(None),
-        lambda kept: kept.clear(),
+        (lambda k: k.pop("samples"), 'it has no "samples"'),
+        (lambda k: k.update(samples={}), "samples is an object, not a list"),
+        (lambda k: k.update(laps=7), "laps is 7, not a list"),
+        (lambda k: k.update(roofline=[]), "roofline is a list, not an object"),
+        (lambda k: k.update(surprise=1), 'it has "surprise", which is not known'),
+        (lambda k: k["methods"].update(ngram=3), 'methods["ngram"] is 3, not an object'),
+        (lambda k: k["samples"].insert(0, {"method": "x"}), 'samples[0] has no "concurrency"'),
+        (lambda k: k["samples"].insert(1, 7), "samples[1] is 7, not an object"),
+        (lambda k: k["samples"][2].update(seconds="1.5"), 'samples[2].seconds is "1.5", not a number'),
+        (lambda k: k["samples"][2].update(tokens=1.5), "samples[2].tokens is 1.5, not a whole number"),
+        (lambda k: k["samples"][2].update(round=True), "samples[2].round is true, not a whole number"),
+        (lambda k: k["samples"][2].update(text=None), "samples[2].text is null, not a text"),
+        (lambda k: k["samples"][2]["token_ids"].insert(3, "4"), 'samples[2].token_ids[3] is "4", not a whole number'),
+        (lambda k: k["samples"][2]["token_ids"].insert(3, True), "samples[2].token_ids[3] is true, not a whole number"),
+        (lambda k: k["samples"][2]["counts"].update(steps="many"), 'samples[2].counts.steps is "many", not a whole number'),
+        (lambda k: k["samples"][2]["counts"].update(by_position=[1, 10**400]), "samples[2].counts.by_position[1] is 1000"),
+        (lambda k: k["laps"][0].update(surprise=1), 'laps[0] has "surprise", which is not known'),
+        (lambda k: k["laps"][0].update(seconds=10**400), "which is too large"),
+        (lambda k: k["laps"][0].update({"x\ny" * 100: 1}), "which is not known"),
+        (lambda k: k["differences"].append(None), "differences[1] is null, not an object"),
+        (lambda k: k["differences"][0].update(near_tie=1), "differences[0].near_tie is 1, not true or false"),
+        (lambda k: k.update(format=0), "is no result of `headstart bench`"),
+        (lambda k: k.clear(), "is no result of `headstart bench`"),
     ],
-)
-def test_a_damaged_result_is_said_in_one_sentence(tmp_path: Path, change):
-    path = tmp_path / "result.json"
-    planted(rounds=1).save(path)
-    kept = json.loads(path.read_text())
-    change(kept)
-    path.write_text(json.dumps(kept))
+)  # fmt: skip
+def test_a_damaged_result_is_said_in_one_sentence(tmp_path: Path, kept: str, change, why: str):
+    path, own = tmp_path / "result.json", json.loads(kept)
+    change(own)
+    path.write_text(json.dumps(own))
     with pytest.raises(BadInput, match=r"result\.json is ") as caught:
         Result.load(path)
-    assert "\n" not in str(caught.value)
+    assert why in str(caught.value) and "\n" not in str(caught.value) and len(str(caught.value)) < 300
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff\xfe", None])
+def places(value: object, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
+    """All values inside; of a list of numbers the first two."""
+    inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, inner in inside:
+        if not isinstance(inner, int) or not isinstance(key, int) or key < 2:
+            yield (*path, key)
+            yield from places(inner, (*path, key))
+
+
+ANYTHING = st.one_of(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+        max_leaves=5,
+    ),
+    st.sampled_from([10**400, 0, "none", "ngram", "\ud800"]),
+)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numbers that are none
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_whatever_is_changed_is_refused_or_shown(tmp_path: Path, kept: str, monkeypatch, data: st.DataObject):
+    monkeypatch.setattr(summary, "RESAMPLES", 20)
+    path, own = tmp_path / "result.json", json.loads(kept)
+    *way, last = data.draw(st.sampled_from(list(places(own))))
+    inner = own
+    for part in way:
+        inner = inner[part]
+    inner[last] = data.draw(ANYTHING)
+    path.write_text(json.dumps(own))
+    try:
+        result = Result.load(path)
+    except BadInput as error:
+        assert str(path) in str(error) and "\n" not in str(error)
+        return
+    check_page(report.html(result))
+    markdown.short(result).encode()
+    compare.markdown(compare.compare(result, result)).encode()
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff\xfe", b"[" * 100_000, b"1" * 5000, None])
 def test_what_is_no_result_is_said_in_one_sentence(tmp_path: Path, content: bytes | None):
     path = tmp_path / "result.json"
     if content is not None:

@@ -289,3 +289,14 @@ def test_the_licence_is_whole():
     for number in range(1, 10):
         assert re.search(rf"^   {number}\. ", text, re.MULTILINE)
     assert text.rstrip().endswith("limitations under the License.")
+
+
+def test_published_tables_are_those_of_the_kept_results() -> None:
+    """`make bench` and `make engines` write them; nobody edits them."""
+    from benchmarks import published
+    from headstart.bench.records import Result
+
+    for table in published.TABLES:
+        if table.result.is_file():
+            text = read(table.file)
+            assert published.put(table, text, published.render(table, Result.load(table.result))) == text, table.name

@@ -18,6 +18,7 @@ from headstart.engines import counters
 from headstart.engines.endpoint import EndpointEngine, Heard
 from headstart.engines.hf import TransformersEngine
 from headstart.errors import BadInput, RequestFailed
+from headstart.version import VERSION
 from tests import tiny
 from tests.test_server import serving
 
@@ -86,7 +87,7 @@ def test_a_server_of_ours_is_told_the_method_with_each_request(ours, url) -> Non
     assert not theirs.differences and all(s.tokens == 16 and s.error is None for s in theirs.samples)
     for method in ("none", "ngram:3"):
         assert texts(theirs, method) == texts(ours, method)
-    assert theirs.methods["none"] == {"url": url, "model": "tiny", "forgets": False}
+    assert theirs.methods["none"] == {"url": url, "model": "tiny", "forgets": False, "version": VERSION}
 
 
 def test_a_server_for_one_method_alone_tells_its_sums(url) -> None:
@@ -106,9 +107,15 @@ def test_servers_that_are_none(url) -> None:
         measured(EndpointEngine({"none": url}))
 
 
-def test_a_request_that_is_refused_is_a_sample_that_failed(url) -> None:
-    result = measured(EndpointEngine({"none": url, "ngram:3": url}, model="another"))
-    assert all("404" in (s.error or "") and "no model" in (s.error or "") for s in result.samples)
+def test_where_the_first_requests_are_refused_no_more_are_sent(url) -> None:
+    with pytest.raises(RequestFailed, match=r"404.*no model"):
+        measured(EndpointEngine({"none": url, "ngram:3": url}, model="another"))
+
+
+def test_a_request_that_is_refused_later_is_a_sample_that_failed(url) -> None:
+    long = Plan(Workload("w", (*PROMPTS, *PROMPTS, Prompt("long", "x", "sea " * 3000))), PLAN.points, 1, 16, 0, True)
+    result = measured(EndpointEngine({"none": url, "ngram:3": url}), plan=long)
+    assert [s.prompt for s in result.samples if s.error] == ["long", "long"]
 
 
 def test_what_is_heard() -> None:
@@ -120,6 +127,8 @@ def test_what_is_heard() -> None:
     assert (answer.text, answer.tokens, answer.first_seconds, answer.seconds) == ("ab", 2, 0.2, 0.3)
     heard.add({"choices": [], "usage": {"completion_tokens": 7, "prompt_tokens": 3}}, 0.4)
     assert (heard.answer().tokens, heard.answer().prompt_tokens, heard.answer().seconds) == (7, 3, 0.3)
+    heard.add({"choices": [], "timings": {"draft_n": 6, "draft_n_accepted": 2}}, 0.4)
+    assert (heard.answer().counts.drafted, heard.answer().counts.accepted) == (6, 2)
     with pytest.raises(RequestFailed, match="was empty"):
         Heard().answer()
     with pytest.raises(RequestFailed, match="broken"):

@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from headstart.bench.markdown import cell, table
 from headstart.bench.plots import number
 from headstart.bench.records import BASELINE, Point, Result, Sample
-from headstart.bench.report import UNKNOWN, cell, known, name, table, told
 from headstart.bench.summary import Interval, Summary, answered, drawn, interval, per_token, tabled
+from headstart.bench.words import UNKNOWN, known, name, told
 
 FASTER, SLOWER, SAME = "faster", "slower", "no difference that is more than noise"
 # What may differ between two runs that are compared, or is told elsewhere.

@@ -33,8 +33,8 @@ def begin(folder: Path, setting: dict[str, Any], provenance: dict[str, Any], fre
 
 def write(folder: Path, result: Result) -> None:
     """The result, and what people look at."""
-    from headstart.bench import report
+    from headstart.bench import markdown, report
 
     result.save(folder / FILE)
     (folder / PAGE).write_text(report.html(result), encoding="utf-8")
-    (folder / SHORT).write_text(report.markdown(result), encoding="utf-8")
+    (folder / SHORT).write_text(markdown.short(result), encoding="utf-8")

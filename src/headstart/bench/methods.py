@@ -11,6 +11,8 @@ from headstart.bench.records import BASELINE
 from headstart.config import AUTO, parse_speculative
 from headstart.errors import BadInput, HeadstartError
 
+OURS = "headstart"  # the engine whose methods can be checked beforehand
+
 
 @dataclass(frozen=True)
 class Method:
@@ -18,6 +20,7 @@ class Method:
     config: Mapping[str, Any] = field(
         default_factory=dict
     )  # of speculation, with vLLM's names; nothing: plain decoding
+    engine: str = ""  # whose it is, where that is not the first
 
     @property
     def tokens(self) -> int | None:
@@ -25,14 +28,19 @@ class Method:
         return self.config.get("num_speculative_tokens")
 
 
-def parse(given: Sequence[str], common: Mapping[str, Any] | None = None) -> list[Method]:
-    """Methods in order, plain decoding first, which all are compared with. `common` is for all that draft."""
-    found = [_one(text, common or {}) for item in given for text in _items(item)]
-    others = [method for method in found if method.name != BASELINE]
+def parse(
+    given: Sequence[str], common: Mapping[str, Any] | None = None, engines: Sequence[str] = (OURS,)
+) -> list[Method]:
+    """Methods in order, plain decoding first, which all are compared with. `common` is for all that draft. With several
+    engines, `ENGINE/METHOD` is for one of them, all others are the first one's; each has plain decoding."""
+    first, *more = engines
+    found = [_one(text, common or {}, first, more) for item in given for text in _items(item)]
+    plain = [Method(BASELINE), *(Method(f"{name}/{BASELINE}", engine=name) for name in more)]
+    others = [method for method in found if method.config]
     names = [method.name for method in others]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise BadInput(f"{twice[0]!r} stands twice among the methods.")
-    return [Method(BASELINE), *others]
+    return [*plain, *others]
 
 
 def _items(text: str) -> list[str]:
@@ -41,21 +49,26 @@ def _items(text: str) -> list[str]:
     return [part.strip() for part in parts if part.strip()]
 
 
-def _one(text: str, common: Mapping[str, Any]) -> Method:
+def _one(text: str, common: Mapping[str, Any], first: str, more: Sequence[str]) -> Method:
+    engine = next((name for name in more if text.startswith(f"{name}/")), "")
+    config = _config(text.removeprefix(f"{engine}/").removeprefix(f"{first}/"))
+    if config and (engine or first) == OURS:
+        config = _checked(text, dict(common) | config)
+    return Method(text.removeprefix(f"{first}/"), dict(common) | config if config else {}, engine)
+
+
+def _config(text: str) -> dict[str, Any]:
     if text.startswith("{"):
         try:
-            config = dict(json.loads(text))
-        except ValueError as error:
+            return dict(json.loads(text))
+        except (ValueError, TypeError) as error:
             raise BadInput(f"The method {text} is not JSON: {error}.") from error
-        return Method(text, _checked(text, dict(common) | config))
     name, _, rest = text.partition(":")
     if name == BASELINE:
-        return Method(BASELINE)
+        return {}
     model, tokens = _split(rest)
-    own = {"method": name} | ({"model": model} if model else {})
-    return Method(
-        text, _checked(text, dict(common) | own | ({} if tokens is None else {"num_speculative_tokens": tokens}))
-    )
+    told = {"method": name, "model": model or None, "num_speculative_tokens": tokens}
+    return {key: value for key, value in told.items() if value is not None}
 
 
 def _split(rest: str) -> tuple[str, int | None]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from headstart.bench import meters, roofline
 from headstart.bench.methods import Method
-from headstart.bench.records import BASELINE, Counts, Result
+from headstart.bench.records import Counts, Result
 from headstart.bench.run import Answer, Ask, Plan
 from headstart.bench.workloads import Prompt
 from headstart.core import SamplingParams, Stats
@@ -53,7 +53,7 @@ class OwnEngine:
                 held = weights + max(0, meters.held_bytes() - before)
                 prepare(llm.engine)
                 sessions[method.name] = OwnSession(llm, self._ids, {"memory": held, "weights": weights})
-            self._plain = sessions[BASELINE].llm
+            self._plain = next(sessions[method.name].llm for method in methods if not method.config)
             yield sessions
 
     def margin(self, prompt: Prompt, before: Sequence[int], a: int, b: int) -> tuple[float, bool] | None:

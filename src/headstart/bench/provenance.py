@@ -16,6 +16,10 @@ from headstart.bench import meters
 from headstart.version import VERSION
 
 SECRETS = ("--api-key",)
+ARM = {  # parts of implementer 0x41, as Linux tells them
+    "0xd03": "Cortex-A53", "0xd07": "Cortex-A57", "0xd08": "Cortex-A72", "0xd0b": "Cortex-A76", "0xd0c": "Neoverse-N1",
+    "0xd40": "Neoverse-V1", "0xd49": "Neoverse-N2", "0xd4f": "Neoverse-V2", "0xd83": "Neoverse-V3", "0xd8e": "Neoverse-N3",
+}  # fmt: skip
 PACKAGES = ("torch", "transformers", "triton", "numpy")
 
 
@@ -90,4 +94,5 @@ def _cpu() -> str:
     told = dict(reversed([[p.strip() for p in line.split(":", 1)] for line in lines if ":" in line]))
     if "model name" in told:
         return str(told["model name"])
-    return f"implementer {told.get('CPU implementer', '?')}, part {told.get('CPU part', '?')}"
+    maker, part = told.get("CPU implementer", "?"), told.get("CPU part", "?")
+    return ARM.get(part, "") if maker == "0x41" and part in ARM else f"implementer {maker}, part {part}"

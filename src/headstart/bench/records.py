@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from headstart.errors import BadInput
+from headstart.bench import typed
+from headstart.errors import BadInput, parse_json
 
 BASELINE = "none"  # the method that all others are compared with
 FORMAT = 1  # of the file
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -153,29 +153,15 @@ class Result:
 
     @staticmethod
     def load(path: Path) -> Result:
+        """A user's file: whatever is wrong with it is one sentence."""
         try:
-            kept = json.loads(path.read_text(encoding="utf-8"))
+            text = path.read_text(encoding="utf-8")
         except (OSError, ValueError) as error:
             raise BadInput(f"{path} cannot be read: {error}. Give a file that `headstart bench` wrote.") from error
-        if not isinstance(kept, dict) or kept.get("format") != FORMAT:
+        kept = parse_json(text, str(path))
+        if not isinstance(kept, dict) or kept.pop("format", None) != FORMAT:
             raise BadInput(f"{path} is no result of `headstart bench`, or one of another version.")
         try:
-            return Result(
-                kept["provenance"],
-                kept["setting"],
-                kept["methods"],
-                [_sample(one) for one in kept["samples"]],
-                [_lap(one) for one in kept["laps"]],
-                [Difference(**one) for one in kept["differences"]],
-                kept["roofline"],
-            )
-        except (KeyError, TypeError) as error:
-            raise BadInput(f"{path} is a damaged result: {error!r}.") from error
-
-
-def _sample(kept: Mapping[str, Any]) -> Sample:
-    return Sample(**{**kept, "counts": Counts(**kept["counts"])})
-
-
-def _lap(kept: Mapping[str, Any]) -> Lap:
-    return Lap(**{**kept, "counts": Counts(**kept["counts"]) if kept["counts"] is not None else None})
+            return typed.read(Result, kept)
+        except typed.Misfit as misfit:
+            raise BadInput(f"{path} is a damaged result: {misfit}.") from None

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from headstart.bench import meters
@@ -125,7 +125,9 @@ def warm_up(session: Session, plan: Plan) -> None:
     for point in plan.points:
         few = [(prompts[i % len(prompts)], i) for i in range(min(point.concurrency, WARM_PROMPTS))]
         asks = [(p, Ask(WARM_TOKENS, point.temperature, plan.seed + i, True)) for p, i in few]
-        complete(_answers(session, asks, point.concurrency))
+        answers = complete(_answers(session, asks, point.concurrency))
+        if failed := [answer for answer in answers if isinstance(answer, HeadstartError)]:
+            raise failed[0]  # before hours are spent on more of them
 
 
 def run_lap(session: Session, plan: Plan, lap: Lap, result: Result) -> None:
@@ -142,6 +144,8 @@ def run_lap(session: Session, plan: Plan, lap: Lap, result: Result) -> None:
     )
     samples = [_sample(lap, prompt, answer) for (prompt, _), answer in zip(asks, answers, strict=True)]
     lap.tokens = sum(s.tokens for s in samples)
+    if lap.counts is not None and lap.counts.steps is None and lap.counts.accepted is not None:
+        lap.counts = replace(lap.counts, steps=lap.tokens - lap.counts.accepted)  # each brings one that was not drafted
     result.samples += samples
     result.laps.append(lap)
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain, repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -22,7 +24,8 @@ if TYPE_CHECKING:
     from headstart.models.load import Loaded
 
 WORK = "Work"
-ENGINES, ENDPOINT = ("headstart", "transformers"), "openai:"
+HERE, LAUNCHED = ("headstart", "transformers"), ("vllm", "llamacpp", "tabbyapi")  # engines: in this process, or started
+ENDPOINT = "openai:"
 RANDOM = "random"  # tokens of the model: it has to be there
 METHODS, PROMPTS, TOKENS, ROUNDS = ("ngram,suffix,auto",), 20, 128, 3
 QUICK = (("ngram,auto",), 7, 48, 2)  # the same
@@ -47,11 +50,16 @@ class WorkOptions:
         str,
         option(
             "--engine",
-            help="Whose speed it is: headstart, transformers, or servers with OpenAI's API: openai:URL of a Headstart server, "
-            "openai:none=URL,ngram=URL of any.",
+            help="Whose speed it is: headstart, transformers, vllm, llamacpp, tabbyapi (with :WHERE it is, where that is not "
+            "on the path), or servers with OpenAI's API: openai:URL of a Headstart server, openai:none=URL,ngram=URL of any. "
+            "Several with commas take turns; then --method ENGINE/METHOD is for one of them.",
             panel=WORK,
         ),
     ] = "headstart"
+    engine_args: Annotated[
+        str,
+        option("--engine-args", help="For vllm, llamacpp or tabbyapi, as on its command line.", panel=WORK),
+    ] = ""
     api_key: Annotated[
         str | None,
         option("--api-key", help="For servers that need one.", panel=WORK, envvar="OPENAI_API_KEY", show_default=False),
@@ -87,6 +95,17 @@ class WorkOptions:
     seed: Annotated[int, option("--seed", help="Of the first answer; each has its own.", panel=WORK)] = 0
     ignore_eos: Annotated[bool, option("--ignore-eos", help="Answers go on to --max-tokens.", panel=WORK)] = False
     quick: Annotated[bool, option("--quick", help="A first impression, within two minutes.", panel=WORK)] = False
+
+    def engines(self) -> dict[str, str]:
+        """By name, with where they are, if that is said."""
+        if self.on.startswith(ENDPOINT):
+            return {ENDPOINT: self.on}
+        parts = [part.strip().partition(":") for part in self.on.split(",")]
+        if unknown := [name for name, *_ in parts if name not in HERE + LAUNCHED]:
+            raise BadInput(f"--engine {unknown[0]} is not known: choose {', '.join(HERE + LAUNCHED)} or openai:URL.")
+        if wrong := [name for name, _, where in parts if where and name in HERE]:
+            raise BadInput(f"--engine {wrong[0]} is here: nobody needs to say where.")
+        return {name: where for name, _, where in parts}
 
     @property
     def spec(self) -> str:
@@ -129,16 +148,14 @@ class ClassicOptions:
     ] = None
     enforce_eager: Annotated[bool, option("--enforce-eager", help="As --no-kernels.", panel=MODEL)] = False
     tensor_parallel_size: Annotated[
-        int, option("--tensor-parallel-size", help="GPUs for the target; here, 1.", panel=MODEL)
+        int, option("--tensor-parallel-size", help="GPUs for the target; with our own engine, 1.", panel=MODEL)
     ] = 1
     draft_tensor_parallel_size: Annotated[
-        int, option("--draft-tensor-parallel-size", help="GPUs for the draft; here, 1.", panel=MODEL)
+        int, option("--draft-tensor-parallel-size", help="GPUs for the draft; with our own engine, 1.", panel=MODEL)
     ] = 1
 
     def common(self) -> dict[str, Any]:
         """What all methods share that draft."""
-        if max(self.tensor_parallel_size, self.draft_tensor_parallel_size) != 1:
-            raise BadInput("This engine computes on one device: --tensor-parallel-size has to be 1.")
         told = {"num_speculative_tokens": self.num_speculative_tokens, "tree": self.use_tree or None}
         return {name: value for name, value in told.items() if value is not None}
 
@@ -166,7 +183,7 @@ def main(
     Plain decoding and each method answer the same prompts in turns, over several rounds. You are told tokens per second, the
     speed-up with an interval, acceptance, times to the first token and to the last, and whether all answers are the same. The
     folder gets `report.html` to look at, `summary.md` for a pull request, and `result.json` with every sample. A run that was
-    stopped goes on with the same command. Exit code 1 means that answers differ where they must not.
+    stopped goes on with the same command. Exit code 1 means that answers differ where they must not, or are missing.
 
     Example: `headstart bench --quick`, or
     `headstart bench --method ngram,eagle3:FOLDER:3,auto --concurrency 1,4,16 --temperature 0,1`
@@ -184,7 +201,7 @@ def main(
         _print_json(result)
     else:
         _print(result, Path(out))
-    if any(d.near_tie is False for d in result.differences):
+    if any(d.near_tie is False for d in result.differences) or any(s.error is not None for s in result.samples):
         raise typer.Exit(1)
 
 
@@ -213,21 +230,22 @@ def _measure(engine: EngineOptions, work: WorkOptions, classic: ClassicOptions, 
     from headstart.bench import keep, run
     from headstart.bench.provenance import provenance
 
-    if work.on not in ENGINES and not work.on.startswith(ENDPOINT):
-        raise BadInput(f"--engine {work.on} is not known: choose headstart, transformers or openai:URL.")
     asked = _methods(work, classic)
     names = [method.name for method in asked]
-    contestant, vocab_size = _engine(engine, work, classic, names) if work.spec == RANDOM else (None, 0)
+    contestant, vocab_size = _engine(engine, work, classic, names, out) if work.spec == RANDOM else (None, 0)
     plan = _plan(work, vocab_size)
     result = keep.begin(out, _setting(engine, work, plan, asked), provenance(), fresh)
     left = len(list(plan.laps(names))) - len(result.laps)
     if result.laps:
         note(f"{out} has {len(result.laps)} laps already; {left} are left.")
     if left:
-        contestant = contestant or _engine(engine, work, classic, names)[0]
+        contestant = contestant or _engine(engine, work, classic, names, out)[0]
         try:
             with bar("Measuring", left + len(asked), "laps") as advance:
-                run.run(contestant, asked, plan, result, lambda r: r.save(out / keep.FILE), lambda what: advance(1))
+                before = chain((0,), repeat(1))  # a lap is told when it begins: the one before it is done by then
+                save, tell = (lambda r: r.save(out / keep.FILE)), (lambda what: advance(next(before), what))
+                run.run(contestant, asked, plan, result, save, tell)
+                advance(1)
         except KeyboardInterrupt:
             note(f"Stopped. What was measured is in {out}: the same command goes on.")
             raise typer.Exit(130) from None
@@ -239,19 +257,22 @@ def _methods(work: WorkOptions, classic: ClassicOptions) -> list[Method]:
     """Those that are named; a draft model is one of them, and the only one where no other is."""
     from headstart.bench import methods
 
+    engines = list(work.engines())
     named, *_ = work.usual()
     if classic.draft_model is not None:
         named = [*(work.method or []), f"draft_model:{classic.draft_model}"]
-    elif work.method is None and work.on == "transformers":
-        named = ["ngram"]
     elif work.method is None and "=" in work.on:
         named = [part.partition("=")[0] for part in work.on.removeprefix(ENDPOINT).split(",")]
         return [methods.Method(name) for name in dict.fromkeys([BASELINE, *named])]
-    return methods.parse(named, classic.common())
+    elif work.method is None and engines[0] not in ("headstart", ENDPOINT):
+        named = ["ngram"]
+    if "headstart" in engines and max(classic.tensor_parallel_size, classic.draft_tensor_parallel_size) != 1:
+        raise BadInput("Our own engine computes on one device: --tensor-parallel-size has to be 1.")
+    return methods.parse(named, classic.common(), engines)
 
 
 def _engine(
-    engine: EngineOptions, work: WorkOptions, classic: ClassicOptions, names: Sequence[str]
+    engine: EngineOptions, work: WorkOptions, classic: ClassicOptions, names: Sequence[str], out: Path
 ) -> tuple[Engine, int]:
     """Who answers, and how many tokens it knows (0: nobody says)."""
     if work.on.startswith(ENDPOINT):
@@ -259,13 +280,50 @@ def _engine(
 
         urls = _urls(work.on.removeprefix(ENDPOINT), names)
         return EndpointEngine(urls, classic.target_model, work.api_key), 0
-    if work.on == "transformers":
+    found = {name: _one_engine(name, where, engine, work, classic, out) for name, where in work.engines().items()}
+    sizes = [size for _, size in found.values() if size]
+    if len(found) == 1:
+        return next(iter(found.values()))
+    from headstart.engines.several import SeveralEngines
+
+    return SeveralEngines({name: one for name, (one, _) in found.items()}), min(sizes, default=0)
+
+
+def _one_engine(
+    name: str, where: str, engine: EngineOptions, work: WorkOptions, classic: ClassicOptions, out: Path
+) -> tuple[Engine, int]:
+    if name in LAUNCHED:
+        return _launched(name, where, engine, work, classic, out), 0
+    if name == "transformers":
         from headstart.engines.hf import TransformersEngine
 
         loaded = _load_model(replace(engine, runner="torch"))
         return TransformersEngine(loaded, engine.device), loaded.vocab_size
     loaded = _load_model(engine)
     return _own(loaded, engine, classic), loaded.vocab_size
+
+
+def _launched(
+    name: str, where: str, engine: EngineOptions, work: WorkOptions, classic: ClassicOptions, out: Path
+) -> Engine:
+    from headstart.bench.methods import Method
+    from headstart.engines.launched import LaunchedEngine
+    from headstart.engines.launching import Order
+    from headstart.models.load import pick_device, pick_dtype
+
+    order = Order(
+        engine.model,
+        Method(BASELINE),
+        port=0,
+        max_len=engine.max_model_len,
+        dtype=str(pick_dtype(engine.dtype, pick_device(engine.device))).removeprefix("torch."),
+        threads=engine.threads,
+        eager=classic.enforce_eager,
+        tensor_parallel=classic.tensor_parallel_size,
+        draft_tensor_parallel=classic.draft_tensor_parallel_size,
+        more=tuple(shlex.split(work.engine_args)),
+    )
+    return LaunchedEngine(name, where, order, out / "logs")
 
 
 def _urls(text: str, names: Sequence[str]) -> dict[str, str]:
@@ -381,6 +439,8 @@ def _print(result: Result, out: Path) -> None:
             _cell(s.identical, ".0%"),
         )
     console().print(table)
+    for line in _failures(result):
+        print(line)
     for d in result.differences:
         why = {
             True: "a near-tie that rounding can swap",
@@ -389,6 +449,15 @@ def _print(result: Result, out: Path) -> None:
         }
         print(f"{d.method}, {d.point}: {d.prompt} differs from token {d.at} on, {why[d.near_tie]}.")
     print(f"{out / PAGE} to look at, {out / SHORT} for a pull request, {out / FILE} with every sample.")
+
+
+def _failures(result: Result) -> list[str]:
+    """One line for each method and point where requests failed."""
+    failed: dict[str, list[str]] = {}
+    for s in result.samples:
+        if s.error is not None:
+            failed.setdefault(f"{s.method}, {s.point}", []).append(s.error)
+    return [f"{where}: {len(errors)} requests failed: {errors[0]}" for where, errors in failed.items()]
 
 
 def _cell(value: float | None, form: str) -> str:

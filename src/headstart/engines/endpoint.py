@@ -73,6 +73,7 @@ class EndpointSession:
     more: Mapping[str, Any] = field(default_factory=dict)  # fields of each request
     counted: bool = True  # its counters are of this method alone
     about: dict[str, Any] = field(default_factory=dict)
+    forgets: bool = False  # without being told to
 
     @property
     def base(self) -> str:
@@ -89,9 +90,24 @@ class EndpointSession:
         if self.model is None:
             self.model = names[0] if names else ""
         self.about |= {"url": self.base, "model": self.model}
+        if (version := self._version()) is not None:
+            self.about["version"] = version
+
+    def _version(self) -> str | None:
+        """vLLM tells it by itself, llama.cpp with everything else."""
+        for path, name in (("/version", "version"), ("/props", "build_info")):
+            try:
+                got = httpx.get(f"{self.base}{path}", headers=dict(self.headers), timeout=PATIENCE)
+                return str(got.json()[name])
+            except (httpx.HTTPError, ValueError, KeyError, TypeError):
+                continue
+        return None
 
     def forget(self) -> None:
         """vLLM can be told to; others keep what they have, and reports say so."""
+        if self.forgets:
+            self.about["forgets"] = True
+            return
         try:
             got = httpx.post(f"{self.base}/reset_prefix_cache", headers=dict(self.headers), timeout=PATIENCE)
             self.about["forgets"] = got.status_code == 200
@@ -145,11 +161,12 @@ class Heard:
     last: float = 0.0
     pieces: int = 0
     usage: Mapping[str, Any] = field(default_factory=dict)
+    timings: Mapping[str, Any] = field(default_factory=dict)  # llama.cpp's
 
     def add(self, event: Mapping[str, Any], seconds: float) -> None:
         if "error" in event:
             raise RequestFailed(str(event["error"]))
-        self.usage = event.get("usage") or self.usage
+        self.usage, self.timings = event.get("usage") or self.usage, event.get("timings") or self.timings
         for choice in event.get("choices") or []:
             piece = choice.get("text") or (choice.get("delta") or {}).get("content") or ""
             if piece:
@@ -163,7 +180,10 @@ class Heard:
         if self.first is None:
             raise RequestFailed("The answer was empty.")
         tokens = int(self.usage.get("completion_tokens") or self.pieces)
-        return Answer(self.text, int(self.usage.get("prompt_tokens") or 0), tokens, self.last, self.first)
+        counts = Counts(drafted=self.timings.get("draft_n"), accepted=self.timings.get("draft_n_accepted"))
+        return Answer(
+            self.text, int(self.usage.get("prompt_tokens") or 0), tokens, self.last, self.first, counts=counts
+        )
 
 
 async def _events(response: httpx.Response) -> AsyncIterator[Mapping[str, Any]]:

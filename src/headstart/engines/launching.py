@@ -1,0 +1,157 @@
+"""Servers of other engines as child processes: started, waited for, their log kept, and ended whatever happens."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from headstart.bench.methods import Method
+from headstart.engines.diagnosis import diagnose
+from headstart.errors import HeadstartError
+from headstart.progress import note, status
+
+HOST = "127.0.0.1"
+PATIENCE = 1200.0  # seconds until a server has to be ready: large models load for long
+LOOK = 0.25  # seconds between two looks
+FAREWELL = 20.0  # seconds to end by itself
+TAIL = 12  # lines of a log that are shown where nobody knows what they mean
+
+
+@dataclass(frozen=True)
+class Order:
+    """What a server is wanted for."""
+
+    model: str
+    method: Method
+    port: int
+    max_len: int | None = None  # tokens of a request; None: as many as the model takes
+    at_once: int = 1
+    dtype: str = "auto"
+    threads: int | None = None
+    eager: bool = False
+    tensor_parallel: int = 1
+    draft_tensor_parallel: int = 1
+    share: float = 1.0  # of the device's memory: others stand beside it
+    more: tuple[str, ...] = ()  # arguments of the user's own
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How a server is started, and what it needs to be asked for."""
+
+    engine: str  # as people know it
+    command: Sequence[str]
+    url: str
+    env: Mapping[str, str] = field(default_factory=dict)
+    folder: Path | None = None  # where it has to run
+    ready: str = "/health"
+    asks: Mapping[str, Any] = field(default_factory=dict)  # fields of each request
+    forgets: bool = False  # requests leave nothing behind, as they are asked for
+
+
+class Child:
+    """A server while it runs."""
+
+    def __init__(self, launch: Launch, log: Path) -> None:
+        self.launch, self.log = launch, log
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("wb") as stream:
+            stream.write(f"$ {shlex.join(launch.command)}\n".encode())
+            stream.flush()
+            try:
+                self.process = subprocess.Popen(
+                    list(launch.command), stdout=stream, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
+                    env=os.environ | dict(launch.env), cwd=launch.folder, start_new_session=True,
+                )  # fmt: skip
+            except OSError as error:
+                raise HeadstartError(f"{launch.engine} cannot be started: {error}.") from error
+
+    def wait(self, patience: float = PATIENCE) -> None:
+        """Until it answers. One that ends instead, or takes too long, is said with its reason."""
+        until = time.monotonic() + patience
+        while not self._answers():
+            if (code := self.process.poll()) is not None:
+                raise HeadstartError(f"{self.launch.engine} ended with code {code} before it was ready: {self.why()}")
+            if time.monotonic() > until:
+                raise HeadstartError(f"{self.launch.engine} was not ready after {patience:.0f} seconds: {self.why()}")
+            time.sleep(LOOK)
+
+    def _answers(self) -> bool:
+        try:
+            return httpx.get(self.launch.url + self.launch.ready, timeout=5).status_code == 200
+        except httpx.HTTPError:
+            return False
+
+    def why(self) -> str:
+        """What its log says, in words where they are known."""
+        text = self.log.read_text(encoding="utf-8", errors="replace")
+        known = diagnose(text)
+        lines = "" if known else "\n" + "\n".join(text.rstrip().splitlines()[-TAIL:]) + "\n"
+        return f"{known or ''}{lines} (All it said is in {self.log}.)".strip()
+
+    def stop(self) -> None:
+        """With everything that it has started. It is asked first."""
+        for number, patience in ((signal.SIGTERM, FAREWELL), (signal.SIGKILL, FAREWELL)):
+            self.tell(number)
+            try:
+                self.process.wait(patience)
+                break
+            except subprocess.TimeoutExpired:
+                continue
+        self.tell(signal.SIGKILL)  # whoever is left of its family
+
+    def tell(self, number: int) -> None:
+        """All processes of its group."""
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, number)
+
+    @property
+    def resident(self) -> int | None:
+        """Bytes of main memory that its processes hold; None where that cannot be read."""
+        pages = [_pages(folder, self.process.pid) for folder in Path("/proc").glob("[0-9]*")]
+        return sum(pages) * os.sysconf("SC_PAGE_SIZE") or None
+
+
+def _pages(folder: Path, group: int) -> int:
+    """That a process holds, if it is of this group."""
+    try:
+        fields = (folder / "stat").read_text().rpartition(")")[2].split()
+        return int(fields[21]) if int(fields[2]) == group else 0
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+@contextmanager
+def started(launches: Mapping[str, Launch], logs: Path) -> Iterator[dict[str, Child]]:
+    """One after the other, since each measures the memory that is free; all of them are ended in the end."""
+    with ExitStack() as stack:
+        children: dict[str, Child] = {}
+        for name, launch in launches.items():
+            with status(f"Starting {launch.engine} for {name}"):
+                child = children[name] = Child(launch, logs / f"{_file_name(launch.engine, name)}.log")
+                stack.callback(child.stop)
+                child.wait()
+            note(f"{launch.engine} is ready for {name} at {launch.url}.")
+        yield children
+
+
+def _file_name(engine: str, method: str) -> str:
+    """Of a log: methods may be paths."""
+    return "".join(c if c.isalnum() or c in "-._" else "-" for c in f"{engine}-{method}")[:80]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,69 @@
+"""TabbyAPI: `main.py` of its checkout, with ExLlamaV3 on a GPU; one server for each method."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from headstart.bench.methods import Method
+from headstart.engines.launching import HOST, Launch, Order
+from headstart.errors import BadInput
+
+NAME = "TabbyAPI"
+MISSING = (
+    "TabbyAPI is run from its checkout: `git clone https://github.com/theroyallab/tabbyAPI`, install it as its "
+    "documentation says, and name the folder: --engine tabbyapi:FOLDER."
+)
+PAGE = 256  # tokens, of which its cache has a whole number
+
+
+def find(where: str = "") -> Path:
+    """The checkout."""
+    if not where:
+        raise BadInput(MISSING)
+    folder = Path(where).expanduser()
+    if not (folder / "main.py").is_file():
+        raise BadInput(f"--engine tabbyapi:{where}: there is no main.py in that folder. {MISSING}")
+    return folder.resolve()
+
+
+def launch(order: Order, where: str = "") -> Launch:
+    """Every entry of its config.yml has a flag, so that no file needs to be written."""
+    folder, model = find(where), Path(order.model).expanduser().resolve()
+    if not model.is_dir():
+        raise BadInput(f"TabbyAPI runs folders, and {order.model} is none: name one with --model.")
+    cache = order.max_len and -(-order.max_len * order.at_once // PAGE) * PAGE
+    options = {
+        "host": HOST,
+        "port": order.port,
+        "disable-auth": "true",
+        "model-dir": model.parent,
+        "model-name": model.name,
+        "max-seq-len": order.max_len,
+        "cache-size": cache,
+        "max-batch-size": order.at_once,
+        "tensor-parallel": "true" if order.tensor_parallel > 1 else None,
+        **drafting(order.method),
+    }
+    pairs = [(f"--{name}", str(value)) for name, value in options.items() if value is not None]
+    command = [_python(folder), "main.py", *(part for pair in pairs for part in pair), *order.more]
+    return Launch(NAME, command, f"http://{HOST}:{order.port}", folder=folder)
+
+
+def drafting(method: Method) -> dict[str, object]:
+    config = method.config
+    if not config:
+        return {"draft-mode": "disabled"}
+    kind, own = config.get("method"), {"draft-num-tokens": method.tokens}
+    if kind in ("ngram", "mtp"):
+        return own | {"draft-mode": kind}
+    if kind == "draft_model":
+        draft = Path(str(config.get("model", ""))).expanduser().resolve()
+        return own | {"draft-mode": "model", "draft-model-dir": draft.parent, "draft-model-name": draft.name}
+    raise BadInput(f"TabbyAPI has no method {kind!r}: choose ngram, mtp or draft_model:FOLDER.")
+
+
+def _python(folder: Path) -> str:
+    """Of its own environment, where it has made one."""
+    own = folder / "venv" / "bin" / "python"
+    return str(own) if own.is_file() else sys.executable
