@@ -133,12 +133,13 @@ def source(table: Table, result: Result) -> str:
     others = {name.split("/")[0]: about["version"] for name, about in result.methods.items() if "version" in about}
     versions += "".join(f", {name} {version}" for name, version in others.items())
     where = f"{at['machine']['cores']} cores of {at['machine']['cpu']}"
+    prompts, rounds = len(result.setting["prompts"]), result.setting["rounds"]
     path = table.result.relative_to(HERE.parent)
     link = Path("..") / path if table.file.parent.name == "docs" else path
     return "\n".join(
         [
             f"`make {table.target}` (`{table.command}`):",
-            f"{len(result.setting['prompts'])} prompts of seven kinds, medians of {result.setting['rounds']} rounds in turns, intervals of 95%, "
+            f"{prompts} prompts of seven kinds, medians of {rounds} rounds in turns, intervals of 95%,",
             "whole answers with their prompts;",
             f"{where}, {versions}, commit {at['commit']}, load average {at['load']:.1f} at the start;",
             f"every sample is in [{path}]({link}).",
