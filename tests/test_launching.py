@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import stat
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -128,6 +130,30 @@ def test_where_the_second_does_not_start_the_first_is_ended(environment, tmp_pat
     until = time.monotonic() + 10
     while not gone(int(line.split()[1])) and time.monotonic() < until:
         time.sleep(0.05)
+    assert gone(int(line.split()[1]))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_whoever_is_told_to_end_leaves_nobody_behind(environment, tmp_path, number) -> None:
+    """As a program of its own, which is told while a server is up."""
+    program = (
+        "import signal, sys, time\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # who starts us in the background has it ignored
+        "from pathlib import Path\n"
+        "from headstart.engines.launching import Launch, free_port, started\n"
+        "port = free_port()\n"
+        f"launch = Launch('fake', [{str(environment / 'bin' / 'python')!r}, '--port', str(port)], f'http://127.0.0.1:{{port}}')\n"
+        f"with started({{'x': launch}}, Path({str(tmp_path)!r})):\n"
+        "    print('up', flush=True)\n"
+        "    time.sleep(60)\n"
+    )
+    parent = subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
+    assert parent.stdout is not None and parent.stdout.readline().strip() == "up"
+    parent.send_signal(number)
+    assert parent.wait(60) != 0
+    (line,) = [line for line in (tmp_path / "fake-x.log").read_text().splitlines() if line.startswith("child")]
     assert gone(int(line.split()[1]))
 
 

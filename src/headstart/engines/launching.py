@@ -7,6 +7,8 @@ import shlex
 import signal
 import socket
 import subprocess
+import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -134,8 +136,9 @@ def _pages(folder: Path, group: int) -> int:
 
 @contextmanager
 def started(launches: Mapping[str, Launch], logs: Path) -> Iterator[dict[str, Child]]:
-    """One after the other, since each measures the memory that is free; all of them are ended in the end."""
-    with ExitStack() as stack:
+    """One after the other, since each measures the memory that is free; all of them are ended in the end, also where we are
+    told to end (SIGTERM)."""
+    with _listening(), ExitStack() as stack:
         children: dict[str, Child] = {}
         for name, launch in launches.items():
             with status(f"Starting {launch.engine} for {name}"):
@@ -144,6 +147,19 @@ def started(launches: Mapping[str, Launch], logs: Path) -> Iterator[dict[str, Ch
                 child.wait()
             note(f"{launch.engine} is ready for {name} at {launch.url}.")
         yield children
+
+
+@contextmanager
+def _listening() -> Iterator[None]:
+    """SIGTERM ends this process as Ctrl-C does, so that nobody is left behind. Only a main thread can say so."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _file_name(engine: str, method: str) -> str:
