@@ -7,6 +7,8 @@ import io
 import json
 import re
 import selectors
+import sys
+import types
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -19,7 +21,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from headstart import progress
-from headstart.bench import keep, methods, run
+from headstart.bench import keep, meters, methods, run
 from headstart.bench.methods import Method
 from headstart.bench.own import OwnEngine
 from headstart.bench.provenance import provenance
@@ -469,3 +471,53 @@ def test_methods_of_several_engines() -> None:
     )
     with pytest.raises(BadInput, match="dflash"):
         methods.parse(["dflash:7"], {}, ("headstart", "vllm"))
+
+
+# ------------------------------------------------------------------ energy
+class Driver:
+    """NVIDIA's library with two GPUs, which have spent 5 and 7 joules; a third does not count."""
+
+    spent = (5000, 7000)
+
+    def nvmlDeviceGetCount_v2(self, count: Any) -> int:
+        count._obj.value = 3
+        return 0
+
+    def nvmlDeviceGetHandleByIndex_v2(self, number: int, handle: Any) -> int:
+        handle._obj.value = number + 1
+        return 0 if number < 3 else 6
+
+    def nvmlDeviceGetHandleByUUID(self, name: bytes, handle: Any) -> int:
+        handle._obj.value = 2
+        return 0 if name == b"GPU-abc" else 6
+
+    def nvmlDeviceGetTotalEnergyConsumption(self, handle: Any, spent: Any) -> int:
+        if handle.value > 2:
+            return 3
+        spent._obj.value = self.spent[handle.value - 1]
+        return 0
+
+
+def test_energy_is_that_of_the_gpus_that_compute(monkeypatch) -> None:
+    monkeypatch.setattr(meters, "_nvml", Driver)
+    assert (meters.count_gpus(), meters.joules([0, 1]), meters.joules([0, 2]), meters.joules([7])) == (
+        3,
+        12.0,
+        None,
+        None,
+    )
+    device = types.SimpleNamespace(
+        is_initialized=lambda: True, get_device_properties=lambda: types.SimpleNamespace(uuid="abc")
+    )
+    monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(cuda=device))
+    assert meters.joules() == 7.0 and meters.since(4.0) == 3.0 and meters.since(8.0) is None
+
+
+def test_energy_of_a_cpu_is_that_of_its_packages(monkeypatch, tmp_path) -> None:
+    monkeypatch.setattr(meters, "_nvml", lambda: None)
+    monkeypatch.setattr(meters, "RAPL", tmp_path)
+    assert meters.joules() is None and meters.since(None) is None and meters.count_gpus() == 0
+    for number, microjoules in enumerate((2_000_000, 500_000)):
+        (tmp_path / f"intel-rapl:{number}").mkdir()
+        (tmp_path / f"intel-rapl:{number}" / "energy_uj").write_text(f"{microjoules}\n")
+    assert meters.joules() == 2.5 and meters.since(1.0) == 1.5

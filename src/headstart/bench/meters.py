@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import os
 import resource
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 RAPL = Path("/sys/class/powercap")
 
@@ -30,30 +34,57 @@ def _resident() -> int:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
-def joules() -> float | None:
-    """Of the GPU's counter where there is one, else of the CPU's packages; None where neither can be read."""
-    gpu = _gpu_joules()
-    return gpu if gpu is not None else _cpu_joules()
+def joules(gpus: Sequence[int] | None = None) -> float | None:
+    """That were spent so far: by these GPUs, which another process computes on; by the one that this process computes on; else
+    by the CPU's packages. None where that cannot be read."""
+    handles = [_by_number(number) for number in gpus] if gpus else _own_gpu()
+    return _gpu_joules(handles) if handles else _cpu_joules()
 
 
-def since(before: float | None) -> float | None:
+def since(before: float | None, gpus: Sequence[int] | None = None) -> float | None:
     """A counter that began anew meanwhile tells nothing."""
-    now = joules()
+    now = joules(gpus)
     return now - before if before is not None and now is not None and now >= before else None
 
 
-def _gpu_joules() -> float | None:
-    torch = sys.modules.get("torch")
-    if torch is None or not torch.cuda.is_initialized():
-        return None
+@functools.cache
+def _nvml() -> Any:
+    """The driver's library, which counts what GPUs spend."""
     try:
-        import pynvml  # type: ignore[import-not-found,import-untyped,unused-ignore]
-
-        pynvml.nvmlInit()
-        device = pynvml.nvmlDeviceGetHandleByIndex(torch.cuda.current_device())
-        return float(pynvml.nvmlDeviceGetTotalEnergyConsumption(device)) / 1e3
-    except Exception:  # not installed, or the driver does not tell
+        library = ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError:
         return None
+    return library if library.nvmlInit_v2() == 0 else None
+
+
+def count_gpus() -> int:
+    library, count = _nvml(), ctypes.c_uint()
+    return count.value if library is not None and library.nvmlDeviceGetCount_v2(ctypes.byref(count)) == 0 else 0
+
+
+def _by_number(number: int) -> ctypes.c_void_p | None:
+    library, handle = _nvml(), ctypes.c_void_p()
+    found = library is not None and library.nvmlDeviceGetHandleByIndex_v2(number, ctypes.byref(handle)) == 0
+    return handle if found else None
+
+
+def _own_gpu() -> list[ctypes.c_void_p | None]:
+    """By its name: programs may see fewer GPUs than the driver does."""
+    torch, library = sys.modules.get("torch"), _nvml()
+    if torch is None or library is None or not torch.cuda.is_initialized():
+        return []
+    name, handle = f"GPU-{torch.cuda.get_device_properties().uuid}", ctypes.c_void_p()
+    return [handle if library.nvmlDeviceGetHandleByUUID(name.encode(), ctypes.byref(handle)) == 0 else None]
+
+
+def _gpu_joules(handles: Sequence[ctypes.c_void_p | None]) -> float | None:
+    library, total = _nvml(), 0
+    for handle in handles:
+        spent = ctypes.c_ulonglong()
+        if handle is None or library.nvmlDeviceGetTotalEnergyConsumption(handle, ctypes.byref(spent)) != 0:
+            return None  # before Volta they do not count
+        total += spent.value
+    return total / 1e3
 
 
 def _cpu_joules() -> float | None:

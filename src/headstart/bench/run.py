@@ -132,14 +132,15 @@ def warm_up(session: Session, plan: Plan) -> None:
 
 def run_lap(session: Session, plan: Plan, lap: Lap, result: Result) -> None:
     session.forget()
-    before, energy, began = session.counts(), meters.joules(), clock()
+    gpus = session.about.get("gpus")
+    before, energy, began = session.counts(), meters.joules(gpus), clock()
     lap.load = meters.load()
     asks = [(prompt, plan.ask(i, lap.temperature)) for i, prompt in enumerate(plan.workload.prompts)]
     answers = complete(_answers(session, asks, lap.concurrency))
     lap.seconds = clock() - began
     lap.counts, lap.joules, lap.memory = (
         since(before, session.counts()),
-        meters.since(energy),
+        meters.since(energy, gpus),
         session.about.get("memory"),
     )
     samples = [_sample(lap, prompt, answer) for (prompt, _), answer in zip(asks, answers, strict=True)]

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from headstart.bench import meters
 from headstart.bench.methods import Method
 from headstart.bench.records import Result
 from headstart.bench.run import Plan
@@ -65,7 +66,9 @@ class LaunchedEngine:
 def _session(child: Child) -> EndpointSession:
     launch = child.launch
     about: dict[str, Any] = {"command": list(launch.command)}
-    if not Path("/dev/nvidia0").exists() and (held := child.resident) is not None:
+    if gpus := meters.count_gpus():
+        about["gpus"] = list(range(gpus))  # on which it computes, or may
+    elif (held := child.resident) is not None:
         about["memory"] = held
     return EndpointSession(launch.url, {}, None, launch.asks, about=about, forgets=launch.forgets)
 
