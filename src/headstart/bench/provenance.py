@@ -74,7 +74,7 @@ def commit() -> str | None:
 def machine() -> dict[str, Any]:
     out: dict[str, Any] = {
         "system": f"{platform.system()} {platform.machine()}",
-        "cpu": _cpu(),
+        "cpu": cpu_facts()[0],
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
     }
     torch = sys.modules.get("torch")
@@ -85,14 +85,13 @@ def machine() -> dict[str, Any]:
     return out
 
 
-def _cpu() -> str:
-    """By its name where it has one; Arm's tell numbers."""
+def cpu_facts() -> tuple[str, set[str]]:
+    """Its name, where it has one (Arm's tell numbers), and its features as Linux names them."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
-        return platform.processor() or "unknown"
+        return platform.processor() or "unknown", set()
     told = dict(reversed([[p.strip() for p in line.split(":", 1)] for line in lines if ":" in line]))
-    if "model name" in told:
-        return str(told["model name"])
     maker, part = told.get("CPU implementer", "?"), told.get("CPU part", "?")
-    return ARM.get(part, "") if maker == "0x41" and part in ARM else f"implementer {maker}, part {part}"
+    arm = ARM[part] if maker == "0x41" and part in ARM else f"implementer {maker}, part {part}"
+    return str(told.get("model name", arm)), set(str(told.get("flags") or told.get("Features") or "").split())

@@ -8,7 +8,21 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from headstart.cli import bench, chat, convert, demo, generate, models, serve, simulate, train, tree
+from headstart.cli import (
+    bench,
+    chat,
+    check,
+    convert,
+    demo,
+    doctor,
+    generate,
+    models,
+    plan,
+    serve,
+    simulate,
+    train,
+    tree,
+)
 from headstart.errors import HeadstartError
 
 
@@ -52,7 +66,10 @@ def headstart(
     """
 
 
-for verb in (demo.demo, generate.generate, chat.chat, models.models, convert.convert, tree.tree, simulate.simulate):
+for verb in (
+    demo.demo, generate.generate, chat.chat, models.models, doctor.doctor, check.check, plan.plan, convert.convert, tree.tree,
+    simulate.simulate,
+):  # fmt: skip
     app.command()(verb)
 app.command(context_settings={"auto_envvar_prefix": "HEADSTART_SERVE"})(serve.serve)
 app.add_typer(bench.bench, name="bench")

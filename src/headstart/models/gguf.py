@@ -71,6 +71,12 @@ def converted(path: Path) -> Path:
     return folder
 
 
+def open_quickly(path: Path) -> Any:
+    """A reader of a file that was checked."""
+    with _quickly():
+        return open_reader(path)
+
+
 def open_reader(path: Path) -> Any:
     import gguf
 

@@ -1,0 +1,1 @@
+"""Advice before anything is loaded: what is here, what works together, what fits."""
