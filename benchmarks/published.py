@@ -162,16 +162,18 @@ def measure(table: Table, places: dict[str, str]) -> None:
         command = command.replace(place, where)
     program = str(Path(sys.executable).with_name("headstart"))
     folder = table.result.parent
+    table.result.unlink(missing_ok=True)
     done = subprocess.run([program, *command.split()[1:], "--out", str(folder), "--fresh"])
-    if done.returncode not in (0, 1):  # 1: another engine's text differs, which the table tells
-        sys.exit(done.returncode)
+    if not table.result.is_file() or any(sample.error is not None for sample in Result.load(table.result).samples):
+        sys.exit(done.returncode or 1)  # where texts differ, the table tells
     for file in (table.result, folder / "summary.md"):
         file.write_text(impersonal(file.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 def impersonal(text: str) -> str:
     """Where this checkout and its user's files lie is nobody's business."""
-    return text.replace(str(HERE.parent.resolve()), ".").replace(str(Path.home()), "~")
+    text, home = text.replace(str(HERE.parent.resolve()), "."), str(Path.home())
+    return text.replace(home, "~") if len(home) > 1 else text
 
 
 def main() -> None:

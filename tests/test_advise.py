@@ -117,6 +117,7 @@ def test_all_that_is_wrong_is_told_at_once(tmp_path) -> None:
 def test_weights_that_are_pickles(tmp_path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(LLAMA2_7B))
     (tmp_path / "pytorch_model.bin").write_bytes(b"x")
+    (tmp_path / "tokenizer.json").write_text("{}")
     facts = look(str(tmp_path))
     assert facts.form == "pickle" and "pickles" in facts.problems[0] and facts.layers == 32
 
@@ -161,6 +162,60 @@ def test_the_vocabulary_of_a_folder(tmp_path, kind) -> None:
     assert (found.adds_bos, found.adds_eos) == (True, False)
     (tmp_path / "tokenizer.json").write_text("[]")
     assert look(str(tmp_path)).vocabulary is None
+
+
+@pytest.mark.parametrize(
+    ("more", "mib"),
+    [
+        ({}, 2 * 62 * 16 * 128 * 2 * 131072 / 2**20),
+        ({"sliding_window": 1024, "layer_types": ["sliding_attention"] * 52 + ["full_attention"] * 10}, 10656),
+        ({"sliding_window": 1024, "sliding_window_pattern": 6}, 10656),
+        ({"sliding_window": 1024, "use_sliding_window": False}, 63488),
+        ({"sliding_window": 1024}, 63488),
+        ({"sliding_window": 1024, "model_type": "mistral"}, 496),
+        ({"kv_lora_rank": 512, "qk_rope_head_dim": 64}, 62 * 576 * 2 * 131072 / 2**20),
+    ],
+)
+def test_kv_of_layers_that_look_back_some_way_or_keep_less(tmp_path, more, mib) -> None:
+    """Gemma-3-27B's numbers, and others'. What is not sure counts in full."""
+    config = {
+        "num_hidden_layers": 62,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 16,
+        "head_dim": 128,
+        "hidden_size": 64,
+    }
+    (tmp_path / "config.json").write_text(
+        json.dumps(config | {"vocab_size": 8, "max_position_embeddings": 131072} | more)
+    )
+    found = planning.kv_bytes(look(str(tmp_path)), Wish(131072, gamma=-1))
+    assert found / 2**20 == pytest.approx(mib, rel=1e-6)
+
+
+def test_quantised_weights_are_counted_as_they_were(tmp_path) -> None:
+    """Several of them share a number; scales and what is not quantised are counted as they are."""
+    told = LLAMA2_7B | {"num_hidden_layers": 1, "quantization_config": {"quant_method": "gptq", "bits": 4}}
+    (tmp_path / "config.json").write_text(json.dumps(told))
+    header = {"q.qweight": {"dtype": "I32", "shape": [512, 64], "data_offsets": [0, 131072]},
+              "e.weight": {"dtype": "F16", "shape": [10, 10], "data_offsets": [131072, 131272]}}  # fmt: skip
+    text = json.dumps(header).encode()
+    (tmp_path / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + bytes(131272))
+    found = look(str(tmp_path))
+    assert (found.parameters, found.quantized) == (8 * 512 * 64 + 100, "gptq")
+
+
+@pytest.mark.parametrize("value", [None, [], {}, "x", -1, 1e400, 10**400, True, [1, 2]])
+@pytest.mark.parametrize("key", ["architectures", "hidden_size", "num_attention_heads", "text_config", "sliding_window",
+                                 "rope_scaling", "layer_types", "quantization_config", "head_dim"])  # fmt: skip
+def test_configs_may_hold_anything(tmp_path, key, value) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA2_7B | {key: value}))
+    assert look(str(tmp_path)).problems and look(str(tmp_path)).kv_bytes() >= 0
+
+
+def test_devices_have_copies_where_there_are_fewer_kv_heads(small) -> None:
+    plan = lay_out(look(str(small)), None, parse_devices("16x A:24GB"), Wish(4096, tensor_parallel=True))
+    every = sum(p.bytes for layout in plan.layouts for p in layout.parts if p.name == planning.KV)
+    assert every == pytest.approx(2 * planning.kv_bytes(look(str(small)), Wish(4096))), "8 KV heads on 16 devices"
 
 
 # ------------------------------------------------------------------ plans
@@ -252,6 +307,7 @@ def test_the_command_draws_and_counts(small, large) -> None:
         (["--bits", "99"], "--bits 99"),
         (["--gpu", "what"], "is no device"),
         (["-k", "-1"], "--num-speculative-tokens -1"),
+        (["--context", "200000"], "more than the 131072 tokens"),
     ],
 )
 def test_mistakes_are_said_in_one_sentence(small, more, said) -> None:

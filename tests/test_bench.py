@@ -448,7 +448,10 @@ def test_on_a_terminal_the_bar_says_what_is_done_now(monkeypatch, width) -> None
     ("given", "said"),
     [
         (["--engine", "vlm"], "--engine vlm is not known: choose headstart, transformers, vllm"),
-        (["--engine", "headstart,headstart:x"], "--engine headstart is here"),
+        (["--engine", "headstart:x"], "--engine headstart is here"),
+        (["--engine", "vllm:a,vllm:b"], "names vllm twice"),
+        (["--engine", "llamacpp", "--gpu-layers", "3"], "--gpu-layers is for our own engine"),
+        (["--engine", "vllm", "--engine-args", "'--a"], "cannot be read: No closing quotation"),
         (["--engine", "headstart", "--tensor-parallel-size", "2"], "computes on one device"),
         (["--engine", "vllm:/no/such/place"], "that is no environment of Python"),
         (["--engine", "tabbyapi"], "git clone"),
@@ -469,6 +472,8 @@ def test_methods_of_several_engines() -> None:
     assert found[3].config == {"method": "dflash", "num_speculative_tokens": 7}, (
         "what only they know is theirs to judge"
     )
+    (*_, told) = methods.parse(['vllm/{"method": "ngram", "prompt_lookup_max": 4}'], {}, ("headstart", "vllm"))
+    assert told.config == {"method": "ngram", "prompt_lookup_max": 4} and told.engine == "vllm"
     with pytest.raises(BadInput, match="dflash"):
         methods.parse(["dflash:7"], {}, ("headstart", "vllm"))
 

@@ -99,11 +99,9 @@ def test_marks_count_where_they_are_added() -> None:
 # ------------------------------------------------------------------ pairs
 def test_a_pair_of_one_family_works_where_its_format_does() -> None:
     report = check(Pair(facts(), small()))
-    assert [v.engine for v in report.verdicts if report.works(v.engine)] == ["headstart", "vllm"]
+    assert [v.engine for v in report.verdicts if report.works(v.engine)] == ["headstart", "vllm", "tabbyapi"]
     assert any("the vocabularies are the same" in f.text for f in report.common)
-    assert "no GGUF file" in said(Pair(facts(), small()), "llamacpp") and "runs EXL3" in said(
-        Pair(facts(), small()), "tabbyapi"
-    )
+    assert "no GGUF file" in said(Pair(facts(), small()), "llamacpp")
 
 
 def test_another_family_names_the_tokens_that_differ() -> None:
@@ -111,18 +109,25 @@ def test_another_family_names_the_tokens_that_differ() -> None:
     pair = Pair(facts(), small(texts=other))
     assert "1 ids stand for different tokens (10 is 'word5' here and 'zebra' there)" in said(pair, "headstart", NOTE)
     assert "translated between the vocabularies" in said(pair, "headstart", NOTE) and check(pair).works("headstart")
-    assert "vLLM does not look: every draft would be wrong" in said(pair, "vllm")
+    assert "does not look at tokens: drafts would be wrong" in said(pair, "vllm") and "drafts would be wrong" in said(
+        pair, "tabbyapi"
+    )
     both = Pair(facts(form="gguf"), small(texts=other, form="gguf"))
     assert "token 10 is 'word5' in one and 'zebra' in the other" in said(both, "llamacpp")
 
 
 def test_padding_is_told_apart_from_real_differences() -> None:
     pair = Pair(facts(vocab_size=64), small(vocab_size=48))
-    assert "that is padding" in said(pair, "headstart", NOTE) and "padding makes them differ" in said(
-        pair, "vllm", WARN
-    )
+    assert "that is padding" in said(pair, "headstart", NOTE) and "padding makes them differ" in said(pair, "vllm")
     real = Pair(facts(vocab_size=64), small(texts=[*WORDS, "x"], vocab_size=48))
-    assert "wants one vocabulary" in said(real, "vllm", WARN)
+    assert "wants one vocabulary" in said(real, "vllm")
+
+
+def test_one_token_of_many_that_differs_is_no_reason_to_stop() -> None:
+    """A fine-tune that renamed a reserved token."""
+    many = [f"w{i}" for i in range(1000)]
+    pair = Pair(facts(texts=many), small(texts=[*many[:-1], "<|im_end|>"]))
+    assert check(pair).works("vllm") and "one of the 1 tokens that differ" in said(pair, "vllm", WARN)
 
 
 def test_a_draft_that_is_too_large_or_knows_shorter_texts() -> None:
@@ -134,7 +139,8 @@ def test_a_draft_that_is_too_large_or_knows_shorter_texts() -> None:
     ("more", "gpu", "level", "why"),
     [
         ({"quantized": "awq"}, "V100", STOP, "awq, which needs compute capability 7.5, and this GPU has 7.0"),
-        ({"quantized": "fp8"}, "T4", STOP, "fp8"),
+        ({"quantized": "fp8"}, "V100", STOP, "fp8"),
+        ({"dtype": "F16"}, "GTX 1080", STOP, "needs compute capability 7.0"),
         ({}, "Tesla T4", WARN, "bfloat16, which this GPU (7.5) lacks"),
         ({"quantized": "exl2"}, "RTX 4090", STOP, "ExLlama's format"),
         ({"needs_code": True}, "RTX 4090", WARN, "--trust-remote-code"),
@@ -145,8 +151,18 @@ def test_weights_against_the_gpu(more, gpu, level, why) -> None:
 
 
 def test_gpus_by_the_names_people_give_them() -> None:
-    names = ("RTX 4090", "NVIDIA H200", "A100-SXM4-80GB", "Tesla T4", "GeForce RTX 5090", "L4", "L40S", "abacus")
-    assert [capability_of(n) for n in names] == [8.9, 9.0, 8.0, 7.5, 12.0, 8.9, 8.9, None]
+    names = (
+        "RTX 4090",
+        "NVIDIA H200",
+        "A100-SXM4-80GB",
+        "Tesla T4",
+        "GeForce RTX 5090",
+        "L4",
+        "L40S",
+        "RTX A1000",
+        "abacus",
+    )
+    assert [capability_of(n) for n in names] == [8.9, 9.0, 8.0, 7.5, 12.0, 8.9, 8.9, 8.6, None]
 
 
 def test_formats_and_who_reads_them() -> None:
@@ -155,7 +171,12 @@ def test_formats_and_who_reads_them() -> None:
         Pair(facts(quantized="exl2")), "tabbyapi"
     )
     assert "needs that method's package" in said(Pair(facts(quantized="awq")), "headstart", WARN)
-    assert "reads GGUF as an experiment" in said(Pair(facts(form="gguf")), "vllm", WARN)
+    assert "is GGUF, which vLLM 0.32 does not read" in said(Pair(facts(form="gguf")), "vllm")
+    assert "TabbyAPI runs EXL3" in said(Pair(facts(form="gguf", quantized="Q4_K")), "tabbyapi")
+    unknown = facts(config={"model_type": "foo"}, needs_code=True)
+    assert "--trust-remote-code only" in said(Pair(unknown), "headstart", WARN) and check(Pair(unknown)).works(
+        "headstart"
+    )
     assert check(Pair(facts(form="gguf"))).works("llamacpp")
     assert "pickles" in said(Pair(facts(form="pickle", problems=["pickles only"])), "headstart")
     assert "does not know the architecture 'foo'" in said(Pair(facts(config={"model_type": "foo"})), "headstart")
@@ -224,8 +245,20 @@ def test_a_pair_of_gguf_files(tmp_path) -> None:
     done = CliRunner().invoke(app, ["check", str(one), str(two), "--for", "llamacpp"])
     assert done.exit_code == 1 and "one adds BOS to prompts and the other does not" in done.output
     assert CliRunner().invoke(app, ["check", str(one), "--for", "llamacpp"]).exit_code == 0
+    parts = [write_gguf(tmp_path / f"big-0000{i}-of-00002.gguf") for i in (1, 2)]
+    assert look(str(parts[0])).parameters == 720
+    parts[1].unlink()
+    assert "big-00002-of-00002.gguf is missing" in look(str(parts[0])).problems[0]
     one.write_bytes(one.read_bytes()[:-8])
     assert "truncated" in look(str(one)).problems[0]
+
+
+def test_a_head_in_a_pickle_is_read_as_ever(tmp_path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "medusa", "medusa_num_heads": 2}')
+    (tmp_path / "medusa_lm_head.pt").write_bytes(bytes(1000))
+    found = look(str(tmp_path))
+    assert found.head and not found.problems and found.weight_bytes == 1000
+    assert "pickles" not in said(Pair(facts(), found), "headstart")
 
 
 def test_a_model_in_ollamas_store(tmp_path, monkeypatch) -> None:
@@ -269,7 +302,7 @@ def test_the_command_tells_every_engine(tmp_path) -> None:
     folder = pretend(tmp_path / "m", LLAMA_70B, shards=3)
     done = CliRunner().invoke(app, ["check", str(folder), "--gpu", "T4"])
     assert "70.55 billion weights of 16.0 bits" in done.output and "--dtype float16" in done.output
-    assert all(name in done.output for name in ("Headstart: yes", "vLLM: yes", "llama.cpp: no", "TabbyAPI: no"))
+    assert all(name in done.output for name in ("Headstart: yes", "vLLM: yes", "llama.cpp: no", "TabbyAPI: yes"))
     told = json.loads(CliRunner().invoke(app, ["check", str(folder), "--json"]).stdout)
     assert told["works"] is True and told["engines"]["llamacpp"]["works"] is False and told["models"][0]["layers"] == 80
     assert CliRunner().invoke(app, ["check", str(folder), "--for", "headstart,llamacpp", "--json"]).exit_code == 1

@@ -133,7 +133,7 @@ def test_where_the_second_does_not_start_the_first_is_ended(environment, tmp_pat
     assert gone(int(line.split()[1]))
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_whoever_is_told_to_end_leaves_nobody_behind(environment, tmp_path, number) -> None:
     """As a program of its own, which is told while a server is up."""
     program = (

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from headstart.advise.facts import GGUF, PICKLE, Facts
+from headstart.advise.facts import GGUF, PICKLE, SAFETENSORS, Facts
 from headstart.advise.vocabularies import Relation, llamacpp_objections, relate
 from headstart.errors import HeadstartError
 from headstart.models.heads.dialects import BORROWS
@@ -15,12 +15,14 @@ STOP, WARN, NOTE = "stop", "warn", "note"
 ENGINES = ("headstart", "vllm", "llamacpp", "tabbyapi")
 CAPABILITY = {  # of GPUs by name, the first that fits
     "B200": 10.0, "B100": 10.0, "5090": 12.0, "5080": 12.0, "5070": 12.0, "5060": 12.0, "H200": 9.0, "H100": 9.0, "GH200": 9.0,
-    "L40": 8.9, "L4": 8.9, "4090": 8.9, "4080": 8.9, "4070": 8.9, "4060": 8.9, "A100": 8.0, "A30": 8.0, "A10": 8.6,
+    "L40": 8.9, "L4": 8.9, "4090": 8.9, "4080": 8.9, "4070": 8.9, "4060": 8.9, "A1000": 8.6,
+    "A3000": 8.6, "A100": 8.0, "A30": 8.0, "A10": 8.6,
     "A40": 8.6, "A6000": 8.6, "A5000": 8.6, "3090": 8.6, "3080": 8.6, "3070": 8.6, "3060": 8.6, "T4": 7.5, "2080": 7.5,
     "2070": 7.5, "2060": 7.5, "V100": 7.0, "P100": 6.0, "1080": 6.1,
 }  # fmt: skip
-NEEDS = {"awq": 7.5, "gptq": 6.0, "fp8": 8.0, "bitsandbytes": 7.0, "compressed-tensors": 7.5}  # capability, in vLLM
-BF16 = 8.0
+NEEDS = {"awq": 7.5, "gptq": 6.0, "fp8": 7.5, "compressed-tensors": 7.0, "mxfp4": 8.0}  # capability, in vLLM 0.32,
+LEAST, BF16 = 7.0, 8.0  # for anything at all, and for bfloat16
+MANY = 0.01  # of all tokens: where more of them differ, drafts are wrong
 
 
 @dataclass(frozen=True)
@@ -175,8 +177,10 @@ def _architecture(model: Facts) -> list[Finding]:
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
     kind = str(model.config.get("model_type") or model.config.get("general.architecture") or "")
-    if model.form == GGUF or not kind or kind in CONFIG_MAPPING_NAMES or model.needs_code:
+    if model.form == GGUF or not kind or kind in CONFIG_MAPPING_NAMES:
         return []
+    if model.needs_code:
+        return [Finding(WARN, f"{model.name} needs code of its own, which is run with --trust-remote-code only.")]
     return [
         Finding(STOP, f"transformers does not know the architecture {kind!r} of {model.name}: a newer version may.")
     ]
@@ -211,8 +215,7 @@ def for_vllm(pair: Pair, relation: Relation | None) -> list[Finding]:
         if model.form == GGUF:
             out.append(
                 Finding(
-                    WARN,
-                    f"{model.name}: vLLM reads GGUF as an experiment, slowly; `headstart bench --engine vllm` converts it.",
+                    STOP, f"{model.name} is GGUF, which vLLM 0.32 does not read; `bench --engine vllm` converts it."
                 )
             )
         if model.quantized in ("exl2", "exl3"):
@@ -232,20 +235,25 @@ def for_vllm(pair: Pair, relation: Relation | None) -> list[Finding]:
             text = f"{why}: add use_heterogeneous_vocab, or pad the draft."
         else:
             text = f"vLLM wants one vocabulary ({sizes}); with use_heterogeneous_vocab it maps them, for greedy drafts."
-        out.append(Finding(WARN, text))
+        out.append(Finding(STOP, text))
     if draft is not None and relation is not None and relation.differing and draft.vocab_size == pair.target.vocab_size:
-        out.append(
-            Finding(
-                STOP, "the sizes are equal but the tokens are not, and vLLM does not look: every draft would be wrong."
-            )
-        )
+        out.append(_blindly(relation, "vLLM compares sizes, and does not look at tokens"))
     return out
+
+
+def _blindly(relation: Relation, why: str) -> Finding:
+    """Tokens that differ where nobody translates."""
+    if relation.differing > MANY * max(relation.sizes):
+        return Finding(STOP, f"{why}: drafts would be wrong.")
+    return Finding(WARN, f"{why}: drafts with one of the {relation.differing:,} tokens that differ would be wrong.")
 
 
 def _capable(model: Facts, capability: float | None) -> list[Finding]:
     """Against the GPU's compute capability."""
     if capability is None:
         return []
+    if capability < LEAST:
+        return [Finding(STOP, f"vLLM needs compute capability {LEAST}, and this GPU has {capability}.")]
     need = NEEDS.get(model.quantized or "")
     if need is not None and capability < need:
         why = f"which needs compute capability {need}, and this GPU has {capability}"
@@ -278,20 +286,19 @@ def for_llamacpp(pair: Pair, relation: Relation | None) -> list[Finding]:
 def for_tabbyapi(pair: Pair, relation: Relation | None) -> list[Finding]:
     out = []
     for model in pair.models:
-        if model.quantized != "exl3":
+        plain = model.quantized is None and model.form == SAFETENSORS
+        if model.quantized != "exl3" and not plain and not model.head:
             was = "EXL2, of the version before" if model.quantized == "exl2" else model.quantized or model.form
             out.append(
                 Finding(
                     STOP,
-                    f"{model.name} is {was}; TabbyAPI runs EXL3: ExLlamaV3's convert.py makes that from the original.",
+                    f"{model.name} is {was}; TabbyAPI runs EXL3 and weights as they were: take the original.",
                 )
             )
     if pair.draft is not None and pair.draft.head:
         out.append(Finding(STOP, "TabbyAPI runs draft models, n-grams and MTP layers, but no heads of this kind."))
     if relation is not None and relation.differing:
-        out.append(
-            Finding(STOP, "ExLlama drafts token by token with the target's ids: the vocabularies have to be the same.")
-        )
+        out.append(_blindly(relation, "ExLlama drafts with the target's ids"))
     if pair.capability is not None and pair.capability < 8.0:
         out.append(
             Finding(

@@ -78,7 +78,7 @@ def examine(measured: bool = True) -> Diagnosis:
     gpus = []
     for i in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
         one = torch.cuda.get_device_properties(i)
-        speed = roofline.bandwidth(torch.device("cuda", i)) if measured else None
+        speed = _bandwidth("cuda", i) if measured else None
         gpus.append(Gpu(one.name, one.total_memory, f"{one.major}.{one.minor}", speed))
     return Diagnosis(
         f"{platform.system()} {platform.release()} {platform.machine()}",
@@ -87,11 +87,21 @@ def examine(measured: bool = True) -> Diagnosis:
         len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
         tuple(told for flag, told in FEATURES.items() if flag in flags),
         os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-        roofline.bandwidth(torch.device("cpu")) if measured else None,
+        _bandwidth("cpu") if measured else None,
         tuple(gpus),
         versions(PACKAGES),
         tuple(abilities(gpus)),
     )
+
+
+def _bandwidth(kind: str, number: int = 0) -> float | None:
+    """None where memory is taken already, or torch was not built for the device."""
+    import torch
+
+    try:
+        return roofline.bandwidth(torch.device(kind, number))
+    except (RuntimeError, MemoryError):
+        return None
 
 
 # ------------------------------------------------------------------ what can be used
@@ -158,8 +168,8 @@ def _ollama() -> str:
 
     try:
         return "" if ollama.names(ollama.store()) else "the store is empty"
-    except ModelError:
-        return "no store was found; OLLAMA_MODELS says where it is"
+    except (ModelError, OSError):
+        return "no store was found that can be read; OLLAMA_MODELS says where it is"
 
 
 def _built_in() -> str:

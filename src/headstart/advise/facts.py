@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,10 +18,14 @@ from typing import Any
 from headstart.errors import ModelError
 from headstart.models import files, gguf
 from headstart.models.heads.at_hand import is_head
+from headstart.models.heads.store import PICKLES
 from headstart.models.load import gguf_file
 
 SAFETENSORS, GGUF, PICKLE = "safetensors", "gguf", "pickle"
-QUANTIZED = ("awq", "gptq", "exl2", "exl3", "fp8", "compressed-tensors", "bitsandbytes")  # as configs name them
+PACKED = ("I8", "U8", "I16", "U16", "I32", "U32", "I64")  # numbers that hold several weights, where they are quantised
+EVERY_LAYER = ("mistral", "mixtral", "phi3", "starcoder2")  # have a window in all layers, where they have one
+GGUF_WINDOWS = {"gemma2": 2, "gemma3": 6, "gpt-oss": 2}  # one of so many layers looks at all
+PARTS = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
 BITS = {"F64": 64, "F32": 32, "F16": 16, "BF16": 16, "F8_E4M3": 8, "F8_E5M2": 8, "I8": 8, "U8": 8}
 TYPES = {"BPE": "bpe", "Unigram": "spm", "WordPiece": "wpm"}  # of tokenizers
 GGUF_TYPES = {"gpt2": "bpe", "llama": "spm", "bert": "wpm"}
@@ -60,7 +65,10 @@ class Facts:
     intermediate: int = 0
     vocab_size: int = 0  # rows of the output matrix: often some more than the tokenizer knows
     max_len: int = 0
-    window: int | None = None  # tokens that a layer looks back, where it is not all
+    tied: bool = False  # the output matrix is that of the input
+    window: int | None = None  # tokens that some layers look back, and no further,
+    windowed: int = 0  # and how many layers those are
+    latent: int = 0  # numbers of a token that a layer keeps in place of keys and values (MLA)
     rope: Mapping[str, Any] = field(default_factory=dict)
     chat_template: bool = False
     needs_code: bool = False
@@ -72,9 +80,10 @@ class Facts:
         """Of a weight, on average."""
         return 8 * self.weight_bytes / self.parameters if self.parameters else 0.0
 
-    def kv_bytes(self, bits: float = 16.0) -> float:
-        """Of keys and values, for one token."""
-        return 2 * self.layers * self.kv_heads * self.head_dim * bits / 8
+    def kv_bytes(self, bits: float = 16.0, layers: int | None = None) -> float:
+        """Of keys and values, for one token, in all layers or in so many."""
+        each = self.latent or 2 * self.kv_heads * self.head_dim
+        return (self.layers if layers is None else layers) * each * bits / 8
 
     @functools.cached_property
     def vocabulary(self) -> Vocabulary | None:
@@ -128,9 +137,12 @@ def _of_folder(name: str, folder: Path) -> Facts:
 
 def _take_config(out: Facts, config: Mapping[str, Any]) -> None:
     inner = config.get("text_config")
-    text: Mapping[str, Any] = inner if isinstance(inner, dict) else config
+    inner = inner if isinstance(inner, dict) else config.get("transformer_layer_config")  # a head's
+    text: Mapping[str, Any] = {**config, **inner} if isinstance(inner, dict) else config
     out.config = config
-    out.architecture = str((config.get("architectures") or [config.get("model_type") or ""])[0])
+    named = config.get("architectures")
+    out.architecture = str(named[0] if isinstance(named, list) and named else config.get("model_type") or "")
+    out.tied = bool(text.get("tie_word_embeddings"))
     out.needs_code = "auto_map" in config
     quantization = config.get("quantization_config")
     if isinstance(quantization, dict):
@@ -143,15 +155,30 @@ def _take_config(out: Facts, config: Mapping[str, Any]) -> None:
         setattr(out, ours, _number(text.get(theirs)))
     out.kv_heads = _number(text.get("num_key_value_heads")) or out.heads
     out.head_dim = _number(text.get("head_dim")) or (out.hidden // out.heads if out.heads else 0)
-    out.window = _number(text.get("sliding_window")) or None
+    out.window, out.windowed = _windows(text, out.layers)
+    if rank := _number(text.get("kv_lora_rank")):
+        out.latent = rank + _number(text.get("qk_rope_head_dim"))
     rope = text.get("rope_parameters") or text.get("rope_scaling") or {}
     out.rope = dict(rope) if isinstance(rope, dict) else {}
     if "rope_theta" in text:
         out.rope = {"rope_theta": text["rope_theta"], **out.rope}
 
 
+def _windows(text: Mapping[str, Any], layers: int) -> tuple[int | None, int]:
+    """How far some layers look back, and how many do. Where that is not sure, none: too much memory is the safer guess."""
+    window = _number(text.get("sliding_window")) or None
+    if window is None or text.get("use_sliding_window") is False:
+        return None, 0
+    if isinstance(kinds := text.get("layer_types"), list):
+        return window, sum(kind in ("sliding_attention", "chunked_attention") for kind in kinds)
+    if every := _number(text.get("sliding_window_pattern")):  # one of so many looks at all
+        return window, layers - layers // every
+    return window, layers if text.get("model_type") in EVERY_LAYER else 0
+
+
 def _number(value: Any) -> int:
-    return int(value) if isinstance(value, int | float) and math.isfinite(value) else 0
+    """Of a config, which may hold anything; 0 where it is no size."""
+    return int(value) if isinstance(value, int | float) and 0 < value < 1 << 40 else 0
 
 
 def _take_weights(out: Facts) -> None:
@@ -159,10 +186,16 @@ def _take_weights(out: Facts) -> None:
     try:
         shards = files.shards(out.path)
     except ModelError as error:
+        if out.head and (pickles := [out.path / name for name in PICKLES if (out.path / name).is_file()]):
+            out.weight_bytes = sum(
+                path.stat().st_size for path in pickles
+            )  # heads are read from these, without running code
+            out.parameters = out.weight_bytes // 2
+            return
         out.problems.append(str(error))
         out.form = PICKLE if list(out.path.glob("*.bin")) or list(out.path.glob("*.pt")) else SAFETENSORS
         return
-    bytes_by, count = Counter[str](), 0
+    bytes_by, count, packed = Counter[str](), 0, 0
     for shard in shards:
         try:
             header = files.safetensors_header(shard)
@@ -172,18 +205,25 @@ def _take_weights(out: Facts) -> None:
         for tensor in header.values():
             begin, end = tensor["data_offsets"]
             bytes_by[tensor["dtype"]] += end - begin
-            count += math.prod(tensor["shape"])
+            if tensor["dtype"] in PACKED and out.quantized:
+                packed += end - begin
+            else:
+                count += math.prod(tensor["shape"])
             if tensor["dtype"] not in files.DTYPE_BYTES:
                 out.problems.append(f"{shard} has a tensor of type {tensor['dtype']}, which no loader here can type.")
     out.weight_bytes = sum(bytes_by.values())
     out.dtype = max(bytes_by, key=lambda k: bytes_by[k], default="")
-    out.parameters = _unpacked(out) if out.quantized else count
+    out.parameters = count + round(8 * packed / _packed_bits(out.config))
 
 
-def _unpacked(out: Facts) -> int:
-    """Quantised weights are packed, several to a number: the config tells how many there are."""
-    layer = out.hidden * out.head_dim * (2 * out.heads + 2 * out.kv_heads) + 3 * out.hidden * out.intermediate
-    return out.layers * layer + 2 * out.vocab_size * out.hidden
+def _packed_bits(config: Mapping[str, Any]) -> float:
+    """Of one weight among several that share a number, as the config tells it."""
+    told = config.get("quantization_config")
+    for name in ("bits", "w_bit", "weight_bits"):
+        value = told.get(name) if isinstance(told, dict) else None
+        if isinstance(value, int | float) and 1 <= value <= 16:
+            return float(value)
+    return 4.0
 
 
 def _optional(path: Path) -> dict[str, Any]:
@@ -227,10 +267,15 @@ def _token_text(value: Any) -> str:
 def _of_gguf(name: str, file: Path) -> Facts:
     out = Facts(name, file, GGUF)
     try:
-        gguf.check(file)
-        told = _fields(file)
+        parts = _parts(file)
+        for part in parts:
+            gguf.check(part)
+        told = _fields(parts[0])
     except ModelError as error:
         out.problems.append(str(error))
+        return out
+    except (ValueError, TypeError, IndexError, OverflowError) as error:
+        out.problems.append(f"{file} has a header that cannot be read: {error}. Fetch the file again.")
         return out
     kind = str(told.get("general.architecture", ""))
     get = lambda key: _number(told.get(f"{kind}.{key}"))  # noqa: E731
@@ -240,6 +285,9 @@ def _of_gguf(name: str, file: Path) -> Facts:
     out.kv_heads = get("attention.head_count_kv") or out.heads
     out.head_dim = get("attention.key_length") or (out.hidden // out.heads if out.heads else 0)
     out.max_len, out.window = get("context_length"), get("attention.sliding_window") or None
+    out.windowed = out.layers - out.layers // GGUF_WINDOWS[kind] if out.window and kind in GGUF_WINDOWS else 0
+    if rank := get("attention.kv_lora_rank"):
+        out.latent = rank + get("rope.dimension_count")
     out.rope = {
         key: told[f"{kind}.rope.{key}"]
         for key in ("freq_base", "scaling.type", "scaling.factor")
@@ -247,13 +295,26 @@ def _of_gguf(name: str, file: Path) -> Facts:
     }
     out.chat_template = "tokenizer.chat_template" in told
     out.config = {key: value for key, value in told.items() if not isinstance(value, list)}
-    _take_tensors(out, file)
+    _take_tensors(out, parts)
     return out
 
 
-def _take_tensors(out: Facts, file: Path) -> None:
+def _parts(file: Path) -> list[Path]:
+    """Of a model that is split: all files, the first one first."""
+    if (match := PARTS.fullmatch(file.name)) is None:
+        return [file]
+    stem, _, count = match.groups()
+    found = [file.with_name(f"{stem}-{i + 1:05}-of-{count}.gguf") for i in range(min(int(count), 10_000))]
+    if missing := [path.name for path in found if not path.is_file()]:
+        raise ModelError(f"{file} is one of {int(count)} files, and {missing[0]} is missing: fetch all of them.")
+    return found
+
+
+def _take_tensors(out: Facts, parts: Sequence[Path]) -> None:
     by_type = Counter[str]()
-    for tensor in gguf.open_quickly(file).tensors:
+    out.tied = True
+    for tensor in (tensor for part in parts for tensor in gguf.open_quickly(part).tensors):
+        out.tied &= tensor.name != "output.weight"
         out.parameters += int(tensor.n_elements)
         out.weight_bytes += int(tensor.n_bytes)
         by_type[tensor.tensor_type.name] += int(tensor.n_bytes)
@@ -270,11 +331,12 @@ def _fields(file: Path) -> dict[str, Any]:
 
 def _gguf_vocabulary(told: Mapping[str, Any]) -> Vocabulary:
     eos = told.get("tokenizer.ggml.eos_token_id")
+    kind = GGUF_TYPES.get(str(told["tokenizer.ggml.model"]), str(told["tokenizer.ggml.model"]))
     return Vocabulary(
-        GGUF_TYPES.get(str(told["tokenizer.ggml.model"]), str(told["tokenizer.ggml.model"])),
+        kind,
         told["tokenizer.ggml.tokens"],
         told.get("tokenizer.ggml.bos_token_id"),
         (int(eos),) if eos is not None else (),
-        bool(told.get("tokenizer.ggml.add_bos_token")),
+        bool(told.get("tokenizer.ggml.add_bos_token", kind == "spm")),  # as llama.cpp takes it
         bool(told.get("tokenizer.ggml.add_eos_token")),
     )

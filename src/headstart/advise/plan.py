@@ -120,15 +120,17 @@ def weight_bytes(facts: Facts, bits: float | None) -> float:
     """As the files are, or with so many bits a weight; embeddings and output stay at 16 then, as quantisers leave them."""
     if bits is None:
         return float(facts.weight_bytes)
-    whole = min(facts.parameters, 2 * facts.vocab_size * facts.hidden) if bits < 16 else 0
+    matrices = 1 if facts.tied else 2
+    whole = min(facts.parameters, matrices * facts.vocab_size * facts.hidden) if bits < 16 else 0
     return (whole * 16 + (facts.parameters - whole) * bits) / 8
 
 
 def kv_bytes(facts: Facts, wish: Wish) -> float:
-    """Every request may be as long as it may; layers with a window keep that only, where all have one."""
+    """Every request may be as long as it may; layers with a window keep no more than that."""
     tokens = wish.context + wish.gamma + 1
-    tokens = min(tokens, facts.window) if facts.window else tokens
-    return facts.kv_bytes(wish.kv_bits) * tokens * wish.batch
+    short = min(tokens, facts.window) if facts.window else tokens
+    whole = facts.kv_bytes(wish.kv_bits, facts.layers - facts.windowed) * tokens
+    return (whole + facts.kv_bytes(wish.kv_bits, facts.windowed) * short) * wish.batch
 
 
 def activation_bytes(facts: Facts, wish: Wish) -> float:
@@ -140,7 +142,7 @@ def activation_bytes(facts: Facts, wish: Wish) -> float:
 
 def lay_out(target: Facts, draft: Facts | None, devices: Sequence[Device], wish: Wish) -> Plan:
     """The draft goes to one device, where most is free; the target is spread over all of them by what is left."""
-    spread = {"target weights": weight_bytes(target, wish.bits), "target KV": kv_bytes(target, wish)}
+    spread = {"target weights": weight_bytes(target, wish.bits), KV: kv_bytes(target, wish)}
     every = activation_bytes(target, wish)
     whole = {} if draft is None else _of_draft(draft, wish)
     parts: list[dict[str, float]] = [{"activations": every} for _ in devices]
@@ -152,8 +154,11 @@ def lay_out(target: Facts, draft: Facts | None, devices: Sequence[Device], wish:
     shares = (
         [1 / len(devices)] * len(devices) if wish.tensor_parallel or not sum(room) else [r / sum(room) for r in room]
     )
-    for own, share in zip(parts, shares, strict=True):
-        own |= {name: size * share for name, size in spread.items()}
+    least = 1 / target.kv_heads if wish.tensor_parallel and target.kv_heads and not target.latent else 0.0
+    for own, share in zip(
+        parts, shares, strict=True
+    ):  # a KV head is not divided: where there are fewer, devices have copies
+        own |= {name: size * (max(share, least) if name == KV else share) for name, size in spread.items()}
     layouts = [
         Layout(device, tuple(Part(name, size) for name, size in sorted(own.items(), key=lambda p: ORDER.index(p[0]))))
         for device, own in zip(devices, parts, strict=True)
@@ -161,7 +166,8 @@ def lay_out(target: Facts, draft: Facts | None, devices: Sequence[Device], wish:
     return Plan(target, draft, wish, tuple(layouts))
 
 
-ORDER = ("target weights", "draft weights", "target KV", "draft KV", "activations", "graphs")
+KV = "target KV"
+ORDER = ("target weights", "draft weights", KV, "draft KV", "activations", "graphs")
 
 
 def _of_draft(draft: Facts, wish: Wish) -> dict[str, float]:

@@ -62,6 +62,14 @@ def count_gpus() -> int:
     return count.value if library is not None and library.nvmlDeviceGetCount_v2(ctypes.byref(count)) == 0 else 0
 
 
+def visible_gpus() -> list[int]:
+    """Those that programs see here, as the driver counts them."""
+    told = os.environ.get("CUDA_VISIBLE_DEVICES")
+    every = list(range(count_gpus()))
+    chosen = [int(part) for part in told.split(",") if part.strip().isdigit()] if told is not None else every
+    return [number for number in chosen if number in every]
+
+
 def _by_number(number: int) -> ctypes.c_void_p | None:
     library, handle = _nvml(), ctypes.c_void_p()
     found = library is not None and library.nvmlDeviceGetHandleByIndex_v2(number, ctypes.byref(handle)) == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -44,8 +45,8 @@ def parse(
 
 
 def _items(text: str) -> list[str]:
-    """A JSON object is one; everything else is names with commas."""
-    parts = [text] if text.lstrip().startswith("{") else text.split(",")
+    """A JSON object is one, also behind an engine's name; everything else is names with commas."""
+    parts = [text] if re.match(r"\s*(\w+/)?\{", text) else text.split(",")
     return [part.strip() for part in parts if part.strip()]
 
 

@@ -105,6 +105,8 @@ class WorkOptions:
             raise BadInput(f"--engine {unknown[0]} is not known: choose {', '.join(HERE + LAUNCHED)} or openai:URL.")
         if wrong := [name for name, _, where in parts if where and name in HERE]:
             raise BadInput(f"--engine {wrong[0]} is here: nobody needs to say where.")
+        if twice := [name for name, *_ in parts if sum(name == other for other, *_ in parts) > 1]:
+            raise BadInput(f"--engine names {twice[0]} twice: run them one after the other, and compare.")
         return {name: where for name, _, where in parts}
 
     @property
@@ -234,7 +236,7 @@ def _measure(engine: EngineOptions, work: WorkOptions, classic: ClassicOptions, 
     names = [method.name for method in asked]
     contestant, vocab_size = _engine(engine, work, classic, names, out) if work.spec == RANDOM else (None, 0)
     plan = _plan(work, vocab_size)
-    result = keep.begin(out, _setting(engine, work, plan, asked), provenance(), fresh)
+    result = keep.begin(out, _setting(engine, work, classic, plan, asked), provenance(), fresh)
     left = len(list(plan.laps(names))) - len(result.laps)
     if result.laps:
         note(f"{out} has {len(result.laps)} laps already; {left} are left.")
@@ -311,6 +313,11 @@ def _launched(
     from headstart.engines.launching import Order
     from headstart.models.load import pick_device, pick_dtype
 
+    usual = EngineOptions()
+    if "headstart" not in work.engines():
+        for given in ("gpu_layers", "kv_type", "flash_attention", "quantize"):
+            if getattr(engine, given) != getattr(usual, given):
+                raise BadInput(f"--{given.replace('_', '-')} is for our own engine: tell {name} with --engine-args.")
     order = Order(
         engine.model,
         Method(BASELINE),
@@ -321,9 +328,18 @@ def _launched(
         eager=classic.enforce_eager,
         tensor_parallel=classic.tensor_parallel_size,
         draft_tensor_parallel=classic.draft_tensor_parallel_size,
-        more=tuple(shlex.split(work.engine_args)),
+        at_once=classic.max_num_seqs or 0,
+        trust_remote_code=engine.trust_remote_code,
+        more=_words(work.engine_args),
     )
     return LaunchedEngine(name, where, order, out / "logs")
+
+
+def _words(text: str) -> tuple[str, ...]:
+    try:
+        return tuple(shlex.split(text))
+    except ValueError as error:
+        raise BadInput(f"--engine-args {text} cannot be read: {error}.") from error
 
 
 def _urls(text: str, names: Sequence[str]) -> dict[str, str]:
@@ -372,7 +388,9 @@ def _numbers(flag: str, text: str, kind: Callable[[str], N], least: int) -> list
     return list(dict.fromkeys(found))
 
 
-def _setting(engine: EngineOptions, work: WorkOptions, plan: Plan, methods: Sequence[Method]) -> dict[str, Any]:
+def _setting(
+    engine: EngineOptions, work: WorkOptions, classic: ClassicOptions, plan: Plan, methods: Sequence[Method]
+) -> dict[str, Any]:
     """What has to be the same for laps to be of one result."""
     return {
         "engine": work.on,
@@ -380,6 +398,13 @@ def _setting(engine: EngineOptions, work: WorkOptions, plan: Plan, methods: Sequ
         "device": engine.device,
         "dtype": engine.dtype,
         "quantize": engine.quantize,
+        "runner": engine.runner,
+        "threads": engine.threads,
+        "max_model_len": engine.max_model_len,
+        "max_num_seqs": classic.max_num_seqs,
+        "eager": engine.no_kernels,
+        "tensor_parallel": [classic.tensor_parallel_size, classic.draft_tensor_parallel_size],
+        "engine_args": work.engine_args,
         "workload": plan.workload.name,
         "prompts": [prompt.id for prompt in plan.workload.prompts],
         "methods": {method.name: dict(method.config) for method in methods},

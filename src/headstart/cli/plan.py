@@ -70,6 +70,12 @@ def plan(
             raise BadInput(
                 f"{one.name} cannot be planned with: {one.problems[0] if one.problems else 'it has no weights.'}"
             )
+    if not facts[0].kv_bytes():
+        raise BadInput(
+            f"{target} does not tell its layers and heads in a way that is known here, so its KV cannot be reckoned."
+        )
+    if 0 < facts[0].max_len < context:
+        raise BadInput(f"--context {context} is more than the {facts[0].max_len} tokens that {target} takes.")
     found = planning.lay_out(facts[0], facts[1] if draft is not None else None, devices, wish)
     bound, changes = planning.limits(found), planning.advice(found)
     if as_json:

@@ -10,7 +10,6 @@ KNOWN: tuple[tuple[str, str], ...] = (  # what stands in a log, and what that me
         "its torchvision was built for another torch: uninstall torchvision, torchaudio and torchcodec there.",
     ),
     (r"No module named ['\"]?arctic_inference", "suffix decoding needs `pip install arctic-inference` there."),
-    (r"No module named ['\"]?([\w.]+)", "the Python module {0} is missing there."),
     (
         r"(CUDA out of memory|torch\.OutOfMemoryError|No available memory for the cache blocks|"
         r"Free memory on device .* less than desired|cudaMalloc failed: out of memory|failed to allocate .* buffer)",
@@ -59,6 +58,7 @@ KNOWN: tuple[tuple[str, str], ...] = (  # what stands in a log, and what that me
         r"(LocalEntryNotFoundError|OfflineModeIsEnabled|couldn't connect to .*huggingface)",
         "the model is not on this machine, and the hub cannot be reached: name a folder.",
     ),
+    (r"No module named ['\"]?([\w.]+)", "the Python module {0} is missing there."),
 )
 
 

@@ -61,7 +61,7 @@ def told(method: Method) -> dict[str, Any]:
     """What a Headstart server is asked for with each request."""
     if not method.config:
         return PLAIN
-    own = {"method": method.config["method"], "max_tokens": method.tokens}
+    own = {"method": method.config.get("method"), "max_tokens": method.tokens}
     return {"speculative": {name: value for name, value in own.items() if value is not None and value != "auto"}}
 
 

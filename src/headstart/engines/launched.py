@@ -27,12 +27,13 @@ class LaunchedEngine:
     def __init__(self, name: str, where: str, order: Order, logs: Path) -> None:
         """`order` is for all methods; `where` is what the user said of where the engine is."""
         self.name, self.where, self.order, self.logs = name, where, order, logs
+        self.beside = 0  # methods of other engines, which have their memory too
 
     @contextmanager
     def open(self, methods: Sequence[Method], plan: Plan) -> Iterator[dict[str, EndpointSession]]:
         launches = {method.name: self._launch(method, methods, plan) for method in methods}
         with started(launches, self.logs) as children:
-            sessions = {name: _session(child) for name, child in children.items()}
+            sessions = {name: self._session(child) for name, child in children.items()}
             for session in sessions.values():
                 session.greet()
             try:
@@ -49,10 +50,19 @@ class LaunchedEngine:
             method=method,
             port=free_port(),
             max_len=self.order.max_len or longest(plan),
-            at_once=plan.most_at_once,
-            share=1 / len(methods),
+            at_once=self.order.at_once or plan.most_at_once,
+            share=1 / (len(methods) + self.beside),
         )
         return LAUNCHERS[self.name](order, self.where)
+
+    def _session(self, child: Child) -> EndpointSession:
+        launch = child.launch
+        about: dict[str, Any] = {"command": list(launch.command)}
+        if gpus := meters.visible_gpus()[: self.order.tensor_parallel]:
+            about["gpus"] = gpus  # on which it computes
+        elif (held := child.resident) is not None:
+            about["memory"] = held
+        return EndpointSession(launch.url, {}, None, launch.asks, about=about, forgets=launch.forgets)
 
     def margin(self, prompt: Prompt, before: Sequence[int], a: int, b: int) -> None:
         """Servers tell texts: what their tokens were is not known."""
@@ -61,16 +71,6 @@ class LaunchedEngine:
     def roofline(self, result: Result) -> None:
         """It computes in another process."""
         return None
-
-
-def _session(child: Child) -> EndpointSession:
-    launch = child.launch
-    about: dict[str, Any] = {"command": list(launch.command)}
-    if gpus := meters.count_gpus():
-        about["gpus"] = list(range(gpus))  # on which it computes, or may
-    elif (held := child.resident) is not None:
-        about["memory"] = held
-    return EndpointSession(launch.url, {}, None, launch.asks, about=about, forgets=launch.forgets)
 
 
 def longest(plan: Plan) -> int:

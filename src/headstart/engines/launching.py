@@ -21,7 +21,7 @@ import httpx
 from headstart.bench.methods import Method
 from headstart.engines.diagnosis import diagnose
 from headstart.errors import HeadstartError
-from headstart.progress import note, status
+from headstart.progress import note
 
 HOST = "127.0.0.1"
 PATIENCE = 1200.0  # seconds until a server has to be ready: large models load for long
@@ -38,13 +38,14 @@ class Order:
     method: Method
     port: int
     max_len: int | None = None  # tokens of a request; None: as many as the model takes
-    at_once: int = 1
+    at_once: int = 0  # requests; 0: as many as are measured
     dtype: str = "auto"
     threads: int | None = None
     eager: bool = False
     tensor_parallel: int = 1
     draft_tensor_parallel: int = 1
     share: float = 1.0  # of the device's memory: others stand beside it
+    trust_remote_code: bool = False
     more: tuple[str, ...] = ()  # arguments of the user's own
 
 
@@ -104,14 +105,14 @@ class Child:
 
     def stop(self) -> None:
         """With everything that it has started. It is asked first."""
-        for number, patience in ((signal.SIGTERM, FAREWELL), (signal.SIGKILL, FAREWELL)):
-            self.tell(number)
-            try:
-                self.process.wait(patience)
-                break
-            except subprocess.TimeoutExpired:
-                continue
-        self.tell(signal.SIGKILL)  # whoever is left of its family
+        try:
+            self.tell(signal.SIGTERM)
+            self.process.wait(FAREWELL)
+        except subprocess.TimeoutExpired:
+            pass  # it does not listen
+        finally:  # also where we are told again to end
+            self.tell(signal.SIGKILL)  # whoever is left of its family
+            self.process.wait()
 
     def tell(self, number: int) -> None:
         """All processes of its group."""
@@ -137,29 +138,37 @@ def _pages(folder: Path, group: int) -> int:
 @contextmanager
 def started(launches: Mapping[str, Launch], logs: Path) -> Iterator[dict[str, Child]]:
     """One after the other, since each measures the memory that is free; all of them are ended in the end, also where we are
-    told to end (SIGTERM)."""
+    told to end (SIGTERM), or nobody listens any more (SIGHUP)."""
     with _listening(), ExitStack() as stack:
         children: dict[str, Child] = {}
         for name, launch in launches.items():
-            with status(f"Starting {launch.engine} for {name}"):
-                child = children[name] = Child(launch, logs / f"{_file_name(launch.engine, name)}.log")
-                stack.callback(child.stop)
-                child.wait()
+            note(f"Starting {launch.engine} for {name} ...")
+            child = children[name] = Child(launch, logs / f"{_file_name(launch.engine, name)}.log")
+            stack.callback(child.stop)
+            child.wait()
             note(f"{launch.engine} is ready for {name} at {launch.url}.")
+        stack.callback(_ask_to_end, children)  # all at once; then each is waited for
         yield children
+
+
+def _ask_to_end(children: Mapping[str, Child]) -> None:
+    for child in children.values():
+        child.tell(signal.SIGTERM)
 
 
 @contextmanager
 def _listening() -> Iterator[None]:
-    """SIGTERM ends this process as Ctrl-C does, so that nobody is left behind. Only a main thread can say so."""
+    """These end this process as Ctrl-C does, so that nobody is left behind. Only a main thread can say so."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    numbers = (signal.SIGTERM, signal.SIGHUP)
+    before = [signal.signal(number, lambda number, frame: sys.exit(128 + number)) for number in numbers]
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
 
 
 def _file_name(engine: str, method: str) -> str:

@@ -33,7 +33,7 @@ ASKS = {"top_k": 0, "min_p": 0.0, "cache_prompt": False}  # as the others sample
 
 def find(where: str = "") -> list[str]:
     """The command up to its arguments: a llama-server, or a Python that has xllamacpp."""
-    found = shutil.which(where or "llama-server")
+    found = shutil.which(str(Path(where).expanduser()) if where else "llama-server")
     if where and found is None:
         raise BadInput(f"--engine llamacpp:{where}: there is no such command.")
     if found is None and importlib.util.find_spec("xllamacpp") is not None:
@@ -62,13 +62,13 @@ def launch(order: Order, where: str = "") -> Launch:
 
 def settings(order: Order, file: str) -> dict[str, Any]:
     """In our words: see `arguments` and `xllama`."""
-    length = order.max_len or MAX_LEN
+    length, at_once = order.max_len or MAX_LEN, order.at_once or 1
     own = {
         "model": file,
         "host": HOST,
         "port": order.port,
-        "at_once": order.at_once,
-        "context": length * order.at_once,  # all requests share it
+        "at_once": at_once,
+        "context": length * at_once,  # all requests share it
         "threads": order.threads or len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else order.threads,
     }
     return own | speculation(order.method)

@@ -10,6 +10,7 @@ from headstart.bench.methods import Method
 from headstart.bench.records import Result
 from headstart.bench.run import Engine, Plan, Session
 from headstart.bench.workloads import Prompt
+from headstart.engines.launched import LaunchedEngine
 
 
 class SeveralEngines:
@@ -24,6 +25,8 @@ class SeveralEngines:
         with ExitStack() as stack:
             for name, engine in self.engines.items():
                 own = [method for method in methods if (method.engine or first) == name]
+                if isinstance(engine, LaunchedEngine):
+                    engine.beside = len(methods) - len(own)
                 sessions |= stack.enter_context(engine.open(own, plan))
             yield {method.name: sessions[method.name] for method in methods}
 

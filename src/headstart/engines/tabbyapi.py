@@ -32,7 +32,7 @@ def launch(order: Order, where: str = "") -> Launch:
     folder, model = find(where), Path(order.model).expanduser().resolve()
     if not model.is_dir():
         raise BadInput(f"TabbyAPI runs folders, and {order.model} is none: name one with --model.")
-    cache = order.max_len and -(-order.max_len * order.at_once // PAGE) * PAGE
+    cache = order.max_len and -(-order.max_len * max(1, order.at_once) // PAGE) * PAGE
     options = {
         "host": HOST,
         "port": order.port,
@@ -41,7 +41,7 @@ def launch(order: Order, where: str = "") -> Launch:
         "model-name": model.name,
         "max-seq-len": order.max_len,
         "cache-size": cache,
-        "max-batch-size": order.at_once,
+        "max-batch-size": order.at_once or None,
         "tensor-parallel": "true" if order.tensor_parallel > 1 else None,
         **drafting(order.method),
     }

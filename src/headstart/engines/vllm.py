@@ -56,6 +56,8 @@ def speculation(method: Method, draft_tensor_parallel: int = 1) -> dict[str, Any
         raise BadInput("vLLM verifies no trees: leave out --use-tree.")
     own = {"num_speculative_tokens": DRAFT_TOKENS} | dict(method.config)
     own.pop("tree", None)
+    if "model" in own:
+        own["model"] = _folder(str(own["model"]))
     if kind == "suffix" and method.tokens is None:
         own.pop("num_speculative_tokens")
     if draft_tensor_parallel > 1:
@@ -69,7 +71,7 @@ def launch(order: Order, where: str = "") -> Launch:
         "port": order.port,
         "served-model-name": Path(order.model).name or order.model,
         "max-model-len": order.max_len,
-        "max-num-seqs": order.at_once,
+        "max-num-seqs": order.at_once or None,
         "dtype": order.dtype,
         "tensor-parallel-size": order.tensor_parallel,
         "gpu-memory-utilization": round(MEMORY * order.share, 3),
@@ -78,7 +80,7 @@ def launch(order: Order, where: str = "") -> Launch:
     config = speculation(order.method, order.draft_tensor_parallel)
     command = [find(where), "-m", "vllm.entrypoints.openai.api_server", "--model", _folder(order.model)]
     command += [part for name, value in options.items() if value is not None for part in (f"--{name}", str(value))]
-    command += ["--enforce-eager"] * order.eager
+    command += ["--enforce-eager"] * order.eager + ["--trust-remote-code"] * order.trust_remote_code
     command += ["--speculative-config", json.dumps(config)] if config else []
     threads = {} if order.threads is None else {"OMP_NUM_THREADS": str(order.threads)}
     return Launch(NAME, [*command, *order.more], f"http://{HOST}:{order.port}", ENV | threads)
@@ -90,4 +92,5 @@ def _folder(model: str) -> str:
 
     if gguf_file(model) is not None:
         return str(resolve(model))
-    return model
+    path = Path(model).expanduser()
+    return str(path) if path.exists() else model

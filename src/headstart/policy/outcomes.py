@@ -165,7 +165,7 @@ class Outcomes:
 
     def digest(self, guests: Sequence[Guest], modes: Sequence[Mode], steps: int) -> None:
         """So many steps are over: read their logs."""
-        for known in self._survival.values():
+        for known in self._survival.values() if steps else ():
             if not known.heard:
                 known.wane(steps)
             known.heard = False
