@@ -273,7 +273,7 @@ def test_the_quick_reader_reads_what_the_other_reads_and_once(gguf_file: Path):
     writer.close()
     before = library.GGUFReader, library.get_tensor_name_map
     slow = gguf.open_reader(gguf_file)
-    with gguf._quickly():
+    with gguf.quickly():
         quick = gguf.open_reader(gguf_file)
         assert gguf.open_reader(gguf_file) is quick
     assert (library.GGUFReader, library.get_tensor_name_map) == before

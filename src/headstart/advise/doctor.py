@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import platform
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from headstart.bench import roofline
+from headstart.bench import meters, roofline
 from headstart.bench.provenance import cpu_facts, versions
 from headstart.version import VERSION
 
@@ -84,9 +83,9 @@ def examine(measured: bool = True) -> Diagnosis:
         f"{platform.system()} {platform.release()} {platform.machine()}",
         platform.python_version(),
         name,
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        meters.cores(),
         tuple(told for flag, told in FEATURES.items() if flag in flags),
-        os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        meters.memory_bytes(),
         _bandwidth("cpu") if measured else None,
         tuple(gpus),
         versions(PACKAGES),

@@ -19,7 +19,7 @@ from headstart.errors import ModelError
 from headstart.models import files, gguf
 from headstart.models.heads.at_hand import is_head
 from headstart.models.heads.store import PICKLES
-from headstart.models.load import gguf_file
+from headstart.models.load import folder_of, gguf_file
 
 SAFETENSORS, GGUF, PICKLE = "safetensors", "gguf", "pickle"
 PACKED = ("I8", "U8", "I16", "U16", "I32", "U32", "I64")  # numbers that hold several weights, where they are quantised
@@ -69,7 +69,6 @@ class Facts:
     window: int | None = None  # tokens that some layers look back, and no further,
     windowed: int = 0  # and how many layers those are
     latent: int = 0  # numbers of a token that a layer keeps in place of keys and values (MLA)
-    rope: Mapping[str, Any] = field(default_factory=dict)
     chat_template: bool = False
     needs_code: bool = False
     config: Mapping[str, Any] = field(default_factory=dict)
@@ -97,25 +96,9 @@ class Facts:
 def look(name: str) -> Facts:
     """At a folder, a GGUF file, a model in the hub's cache or in Ollama's store, or one that is built in."""
     if (file := gguf_file(name)) is not None:
-        return _of_gguf(name, file)
-    return _of_folder(name, _folder(name))
-
-
-def _folder(name: str) -> Path:
-    path = Path(name).expanduser()
-    if path.is_dir():
-        return path
-    if path.exists() or name.startswith((".", "/", "~")) or name.count("/") != 1:
-        raise ModelError(
-            f"There is no model {name!r}: not built in, not a folder or GGUF file, not a hub id (owner/name)."
-        )
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
-
-    try:
-        return Path(snapshot_download(name, local_files_only=True))
-    except (LocalEntryNotFoundError, HFValidationError) as error:
-        raise ModelError(f"{name} is not in the local hub cache: fetch it first, or name a folder.") from error
+        with gguf.quickly():  # every file is read once
+            return _of_gguf(name, file)
+    return _of_folder(name, folder_of(name, fetch=False))
 
 
 # ------------------------------------------------------------------ folders
@@ -158,10 +141,6 @@ def _take_config(out: Facts, config: Mapping[str, Any]) -> None:
     out.window, out.windowed = _windows(text, out.layers)
     if rank := _number(text.get("kv_lora_rank")):
         out.latent = rank + _number(text.get("qk_rope_head_dim"))
-    rope = text.get("rope_parameters") or text.get("rope_scaling") or {}
-    out.rope = dict(rope) if isinstance(rope, dict) else {}
-    if "rope_theta" in text:
-        out.rope = {"rope_theta": text["rope_theta"], **out.rope}
 
 
 def _windows(text: Mapping[str, Any], layers: int) -> tuple[int | None, int]:
@@ -288,11 +267,6 @@ def _of_gguf(name: str, file: Path) -> Facts:
     out.windowed = out.layers - out.layers // GGUF_WINDOWS[kind] if out.window and kind in GGUF_WINDOWS else 0
     if rank := get("attention.kv_lora_rank"):
         out.latent = rank + get("rope.dimension_count")
-    out.rope = {
-        key: told[f"{kind}.rope.{key}"]
-        for key in ("freq_base", "scaling.type", "scaling.factor")
-        if f"{kind}.rope.{key}" in told
-    }
     out.chat_template = "tokenizer.chat_template" in told
     out.config = {key: value for key, value in told.items() if not isinstance(value, list)}
     _take_tensors(out, parts)
@@ -313,7 +287,7 @@ def _parts(file: Path) -> list[Path]:
 def _take_tensors(out: Facts, parts: Sequence[Path]) -> None:
     by_type = Counter[str]()
     out.tied = True
-    for tensor in (tensor for part in parts for tensor in gguf.open_quickly(part).tensors):
+    for tensor in (tensor for part in parts for tensor in gguf.open_reader(part).tensors):
         out.tied &= tensor.name != "output.weight"
         out.parameters += int(tensor.n_elements)
         out.weight_bytes += int(tensor.n_bytes)
@@ -326,7 +300,7 @@ def _take_tensors(out: Facts, parts: Sequence[Path]) -> None:
 
 @functools.lru_cache(4)
 def _fields(file: Path) -> dict[str, Any]:
-    return {name: field.contents() for name, field in gguf.open_quickly(file).fields.items()}
+    return {name: field.contents() for name, field in gguf.open_reader(file).fields.items()}
 
 
 def _gguf_vocabulary(told: Mapping[str, Any]) -> Vocabulary:

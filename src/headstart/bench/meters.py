@@ -19,6 +19,16 @@ def load() -> float | None:
     return os.getloadavg()[0] if hasattr(os, "getloadavg") else None
 
 
+def cores() -> int:
+    """That this process may compute on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def memory_bytes() -> int:
+    """Of the machine."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
 def held_bytes() -> int:
     """Memory of this process, and of the GPU that it computes on."""
     torch = sys.modules.get("torch")

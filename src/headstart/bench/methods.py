@@ -53,9 +53,10 @@ def _items(text: str) -> list[str]:
 def _one(text: str, common: Mapping[str, Any], first: str, more: Sequence[str]) -> Method:
     engine = next((name for name in more if text.startswith(f"{name}/")), "")
     config = _config(text.removeprefix(f"{engine}/").removeprefix(f"{first}/"))
+    config = dict(common) | config if config else {}
     if config and (engine or first) == OURS:
-        config = _checked(text, dict(common) | config)
-    return Method(text.removeprefix(f"{first}/"), dict(common) | config if config else {}, engine)
+        _check(text, config)
+    return Method(text.removeprefix(f"{first}/"), config, engine)
 
 
 def _config(text: str) -> dict[str, Any]:
@@ -78,7 +79,7 @@ def _split(rest: str) -> tuple[str, int | None]:
     return (model, int(last)) if last.isdigit() else (rest, None)
 
 
-def _checked(text: str, config: dict[str, Any]) -> dict[str, Any]:
+def _check(text: str, config: dict[str, Any]) -> None:
     from headstart.drafters import find
 
     try:
@@ -87,4 +88,3 @@ def _checked(text: str, config: dict[str, Any]) -> dict[str, Any]:
             find(parsed)
     except HeadstartError as error:
         raise BadInput(f"The method {text!r} cannot be used: {error}") from error
-    return config

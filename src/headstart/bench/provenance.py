@@ -75,7 +75,7 @@ def machine() -> dict[str, Any]:
     out: dict[str, Any] = {
         "system": f"{platform.system()} {platform.machine()}",
         "cpu": cpu_facts()[0],
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cores": meters.cores(),
     }
     torch = sys.modules.get("torch")
     if torch is not None:

@@ -13,7 +13,7 @@ import typer
 
 from headstart.bench.records import BASELINE
 from headstart.cli.groups import expand
-from headstart.cli.options import MODEL, SPECULATION, EngineOptions, Quiet, option, parse_bytes
+from headstart.cli.options import MODEL, SPECULATION, EngineOptions, Json, Quiet, option, parse_bytes
 from headstart.errors import BadInput
 from headstart.progress import bar, note, set_quiet
 
@@ -177,7 +177,7 @@ def main(
         str, option("--out", "-o", help="Folder for result.json, report.html, summary.md.")
     ] = "bench-results",
     fresh: Annotated[bool, option("--fresh", help="Begin anew, whatever the folder holds.")] = False,
-    as_json: Annotated[bool, option("--json", help="One JSON object on standard output, and nothing else.")] = False,
+    as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """How much faster is it here, and is the output still the same?

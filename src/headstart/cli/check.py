@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headstart.cli.options import Quiet, option
+from headstart.cli.options import Json, Quiet, option
 from headstart.errors import BadInput, nearest
 from headstart.progress import bar, set_quiet
 
@@ -34,7 +34,7 @@ def check(
     smoke: Annotated[bool, option("--smoke", help="Load both, and see what is accepted, with 20 prompts.")] = False,
     device: Annotated[str, option("--device", help="For --smoke: auto, cpu, cuda or cuda:0.")] = "auto",
     dtype: Annotated[str, option("--dtype", help="For --smoke: auto, float32, bfloat16 or float16.")] = "auto",
-    as_json: Annotated[bool, option("--json", help="One JSON object on standard output, and nothing else.")] = False,
+    as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Will it work, and in which engine?

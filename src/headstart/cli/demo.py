@@ -10,7 +10,16 @@ import typer
 
 from headstart.cli import ask
 from headstart.cli.groups import expand
-from headstart.cli.options import SAMPLING, EngineOptions, MaxTokens, Quiet, SpeculationOptions, Temperature, option
+from headstart.cli.options import (
+    SAMPLING,
+    EngineOptions,
+    Json,
+    MaxTokens,
+    Quiet,
+    SpeculationOptions,
+    Temperature,
+    option,
+)
 from headstart.config import SpeculativeConfig
 from headstart.core import SamplingParams
 from headstart.progress import note, set_quiet, status
@@ -65,7 +74,7 @@ def demo(
         list[str] | None,
         option("--prompt", "-p", help="Race on your own prompt; repeatable. [default: three built in]", metavar="TEXT"),
     ] = None,
-    as_json: Annotated[bool, option("--json", help="One JSON object on standard output, and nothing else.")] = False,
+    as_json: Json = False,
     plain: Annotated[bool, option("--plain", help="Lines instead of the live display.")] = False,
     quiet: Quiet = False,
 ) -> None:

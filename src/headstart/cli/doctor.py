@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
-from headstart.cli.options import Quiet, option
+from headstart.cli.options import Json, Quiet, option
 from headstart.progress import set_quiet, status
 
 if TYPE_CHECKING:
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 def doctor(
     fast: Annotated[bool, option("--fast", help="Measure nothing.")] = False,
-    as_json: Annotated[bool, option("--json", help="One JSON object on standard output, and nothing else.")] = False,
+    as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """What does this machine have, and what can be used on it?

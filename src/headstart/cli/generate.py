@@ -9,7 +9,7 @@ import typer
 
 from headstart.cli import ask
 from headstart.cli.groups import expand
-from headstart.cli.options import EngineOptions, Quiet, SpeculationOptions, option
+from headstart.cli.options import EngineOptions, Json, Quiet, SpeculationOptions, option
 from headstart.cli.sampling import GenerateSampling
 from headstart.core import Chunk, Completion, SamplingParams, Stats
 from headstart.progress import note, set_quiet
@@ -32,7 +32,7 @@ def generate(
         ),
     ] = None,
     system: Annotated[str | None, option("--system", help="System message that stands before the prompt.")] = None,
-    as_json: Annotated[bool, option("--json", help="One JSON object on standard output, and nothing else.")] = False,
+    as_json: Json = False,
     profile: Annotated[bool, option("--profile", help="Table of where the time went.")] = False,
     explain: Annotated[
         bool, option("--explain", help="Why so much was drafted, and by whom: costs, chances, what was tried.")

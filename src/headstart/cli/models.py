@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-from headstart.cli.options import option
+from headstart.cli.options import Json
 
 
 def models(
-    as_json: Annotated[bool, option("--json", help="One JSON object on standard output, and nothing else.")] = False,
+    as_json: Json = False,
 ) -> None:
     """List the models at hand: built in, fetched or converted, and in the Hugging Face cache.
 

@@ -30,6 +30,7 @@ MaxTokens = Annotated[int, option("--max-tokens", help="Stop after so many new t
 Temperature = Annotated[
     float, option("--temperature", "-t", help="0 is greedy; 1 samples as the model says.", panel=SAMPLING)
 ]
+Json = Annotated[bool, option("--json", help="One JSON object on standard output, and nothing else.")]
 Quiet = Annotated[bool, option("--quiet", "-q", help="No progress, notes or summary on standard error.")]
 
 

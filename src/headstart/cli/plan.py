@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headstart.cli.options import option
+from headstart.cli.options import Json, option
 from headstart.errors import BadInput
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def plan(
     tensor_parallel: Annotated[
         bool, option("--tensor-parallel", help="Every layer on every device, in equal shares.")
     ] = False,
-    as_json: Annotated[bool, option("--json", help="One JSON object on standard output, and nothing else.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Will it fit, and what is the most that does?
 
@@ -88,16 +88,15 @@ def plan(
 
 def _here() -> list[Device]:
     """The GPUs of this machine, or its main memory."""
-    import os
-
     import torch
 
     from headstart.advise.plan import Device
+    from headstart.bench import meters
 
     if torch.cuda.is_available():
         every = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
         return [Device(one.name, float(one.total_memory)) for one in every]
-    return [Device("main memory", float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")))]
+    return [Device("main memory", float(meters.memory_bytes()))]
 
 
 # ------------------------------------------------------------------ what is told

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Annotated, Any
 
-from headstart.cli.options import Quiet, option
+from headstart.cli.options import Json, Quiet, option
 from headstart.errors import BadInput
 from headstart.progress import bar, set_quiet
 
@@ -38,7 +38,7 @@ def simulate(
     max_num_seqs: Annotated[int, option("--max-num-seqs", help="Requests that run together.")] = 32,
     max_batch_tokens: Annotated[int, option("--max-batch-tokens", help="Rows of one forward.")] = 512,
     noise: Annotated[float, option("--noise", help="How much measured times vary, as a share.")] = 0.05,
-    as_json: Annotated[bool, option("--json", help="One JSON object on standard output, and nothing else.")] = False,
+    as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Replay traffic against policies without a model, and compare them with plain decoding of the same traffic.

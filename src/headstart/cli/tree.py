@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from headstart.cli.demo import PROMPTS
 from headstart.cli.groups import expand
-from headstart.cli.options import SAMPLING, EngineOptions, MaxTokens, Quiet, SpeculationOptions, Temperature, option
+from headstart.cli.options import (
+    SAMPLING,
+    EngineOptions,
+    Json,
+    MaxTokens,
+    Quiet,
+    SpeculationOptions,
+    Temperature,
+    option,
+)
 from headstart.config import OWN_OPTIONS, SpeculativeConfig
 from headstart.core import SamplingParams, Stats
 from headstart.errors import BadInput, ConfigError
@@ -71,7 +80,7 @@ def tree(
     max_tokens: MaxTokens = 128,
     temperature: Temperature = 0.0,
     seed: Annotated[int, option("--seed", help="The first answer draws with this seed.", panel=SAMPLING)] = 0,
-    as_json: Annotated[bool, option("--json", help="One JSON object on standard output, and nothing else.")] = False,
+    as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Compute the best static tree for a drafter, from a run.

@@ -22,7 +22,19 @@ PATIENCE = 600.0  # seconds without a byte
 PLAIN = {"speculative": {"enabled": False}}  # as a Headstart server is told
 
 
-class EndpointEngine:
+class Elsewhere:
+    """What all engines have in common that compute in another process."""
+
+    def margin(self, prompt: Prompt, before: Sequence[int], a: int, b: int) -> None:
+        """Servers tell texts: what their tokens were is not known."""
+        return None
+
+    def roofline(self, result: Result) -> None:
+        """Nobody here knows what it computes on."""
+        return None
+
+
+class EndpointEngine(Elsewhere):
     """`urls` are servers by method. With one URL for all, the server has to be Headstart's, which is told with each request."""
 
     name = "openai"
@@ -47,14 +59,6 @@ class EndpointEngine:
 
     def _headers(self) -> dict[str, str]:
         return {"authorization": f"Bearer {self.key}"} if self.key else {}
-
-    def margin(self, prompt: Prompt, before: Sequence[int], a: int, b: int) -> None:
-        """Servers tell texts: what their tokens were is not known."""
-        return None
-
-    def roofline(self, result: Result) -> None:
-        """Nobody knows what it computes on."""
-        return None
 
 
 def told(method: Method) -> dict[str, Any]:

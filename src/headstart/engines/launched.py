@@ -10,11 +10,10 @@ from typing import Any
 
 from headstart.bench import meters
 from headstart.bench.methods import Method
-from headstart.bench.records import Result
 from headstart.bench.run import Plan
 from headstart.bench.workloads import Prompt
 from headstart.engines import llamacpp, tabbyapi, vllm
-from headstart.engines.endpoint import EndpointSession
+from headstart.engines.endpoint import Elsewhere, EndpointSession
 from headstart.engines.launching import Child, Launch, Order, free_port, started
 from headstart.errors import HeadstartError, RequestFailed
 
@@ -23,7 +22,7 @@ LAUNCHERS: Mapping[str, Launcher] = {"vllm": vllm.launch, "llamacpp": llamacpp.l
 SPARE = 256  # tokens beside prompt and answer: a chat template's
 
 
-class LaunchedEngine:
+class LaunchedEngine(Elsewhere):
     def __init__(self, name: str, where: str, order: Order, logs: Path) -> None:
         """`order` is for all methods; `where` is what the user said of where the engine is."""
         self.name, self.where, self.order, self.logs = name, where, order, logs
@@ -63,14 +62,6 @@ class LaunchedEngine:
         elif (held := child.resident) is not None:
             about["memory"] = held
         return EndpointSession(launch.url, {}, None, launch.asks, about=about, forgets=launch.forgets)
-
-    def margin(self, prompt: Prompt, before: Sequence[int], a: int, b: int) -> None:
-        """Servers tell texts: what their tokens were is not known."""
-        return None
-
-    def roofline(self, result: Result) -> None:
-        """It computes in another process."""
-        return None
 
 
 def longest(plan: Plan) -> int:

@@ -176,6 +176,11 @@ def _file_name(engine: str, method: str) -> str:
     return "".join(c if c.isalnum() or c in "-._" else "-" for c in f"{engine}-{method}")[:80]
 
 
+def flags(options: Mapping[str, object]) -> list[str]:
+    """`--name value` for each that has one."""
+    return [part for name, value in options.items() if value is not None for part in (f"--{name}", str(value))]
+
+
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind((HOST, 0))

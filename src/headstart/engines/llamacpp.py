@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import shutil
 import sys
 from pathlib import Path
 from typing import Any
 
+from headstart.bench import meters
 from headstart.bench.methods import Method
 from headstart.engines import xllama
-from headstart.engines.launching import HOST, Launch, Order
+from headstart.engines.launching import HOST, Launch, Order, flags
 from headstart.errors import BadInput
 
 NAME = "llama.cpp"
@@ -69,7 +69,7 @@ def settings(order: Order, file: str) -> dict[str, Any]:
         "port": order.port,
         "at_once": at_once,
         "context": length * at_once,  # all requests share it
-        "threads": order.threads or len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else order.threads,
+        "threads": order.threads or meters.cores(),
     }
     return own | speculation(order.method)
 
@@ -98,16 +98,15 @@ def arguments(told: dict[str, Any]) -> list[str]:
     """As llama-server has them."""
     ngram = str(told.get("type", "")).startswith("ngram")
     names = {
-        "model": "--model",
-        "host": "--host",
-        "port": "--port",
-        "at_once": "--parallel",
-        "context": "--ctx-size",
-        "threads": "--threads",
-        "type": "--spec-type",
-        "tokens": "--spec-ngram-simple-size-m" if ngram else "--spec-draft-n-max",
-        "match": "--spec-ngram-simple-size-n",
-        "draft": "--spec-draft-model",
+        "model": "model",
+        "host": "host",
+        "port": "port",
+        "at_once": "parallel",
+        "context": "ctx-size",
+        "threads": "threads",
+        "type": "spec-type",
+        "tokens": "spec-ngram-simple-size-m" if ngram else "spec-draft-n-max",
+        "match": "spec-ngram-simple-size-n",
+        "draft": "spec-draft-model",
     }
-    pairs = [(flag, told.get(name)) for name, flag in names.items()]
-    return ["--metrics", *(part for flag, value in pairs if value is not None for part in (flag, str(value)))]
+    return ["--metrics", *flags({flag: told.get(name) for name, flag in names.items()})]

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from headstart.bench.methods import Method
-from headstart.engines.launching import HOST, Launch, Order
+from headstart.engines.launching import HOST, Launch, Order, flags
 from headstart.errors import BadInput
 
 NAME = "TabbyAPI"
@@ -45,8 +45,7 @@ def launch(order: Order, where: str = "") -> Launch:
         "tensor-parallel": "true" if order.tensor_parallel > 1 else None,
         **drafting(order.method),
     }
-    pairs = [(f"--{name}", str(value)) for name, value in options.items() if value is not None]
-    command = [_python(folder), "main.py", *(part for pair in pairs for part in pair), *order.more]
+    command = [_python(folder), "main.py", *flags(options), *order.more]
     return Launch(NAME, command, f"http://{HOST}:{order.port}", folder=folder)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from headstart.bench.methods import Method
-from headstart.engines.launching import HOST, Launch, Order
+from headstart.engines.launching import HOST, Launch, Order, flags
 from headstart.errors import BadInput
 
 NAME = "vLLM"
@@ -79,7 +79,7 @@ def launch(order: Order, where: str = "") -> Launch:
     }
     config = speculation(order.method, order.draft_tensor_parallel)
     command = [find(where), "-m", "vllm.entrypoints.openai.api_server", "--model", _folder(order.model)]
-    command += [part for name, value in options.items() if value is not None for part in (f"--{name}", str(value))]
+    command += flags(options)
     command += ["--enforce-eager"] * order.eager + ["--trust-remote-code"] * order.trust_remote_code
     command += ["--speculative-config", json.dumps(config)] if config else []
     threads = {} if order.threads is None else {"OMP_NUM_THREADS": str(order.threads)}

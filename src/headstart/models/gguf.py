@@ -64,17 +64,11 @@ def converted(path: Path) -> Path:
     folder = cache_dir() / "converted" / f"{path.stem}-{fingerprint(path)}"
     if (folder / "config.json").is_file():
         return folder
-    with _quickly():
+    with quickly():
         check(path)
         with status(f"Converting {path.name} once (dequantised to float32, kept in {folder.parent})"):
             _convert(path, folder)
     return folder
-
-
-def open_quickly(path: Path) -> Any:
-    """A reader of a file that was checked."""
-    with _quickly():
-        return open_reader(path)
 
 
 def open_reader(path: Path) -> Any:
@@ -84,7 +78,7 @@ def open_reader(path: Path) -> Any:
 
 
 @contextlib.contextmanager
-def _quickly() -> Iterator[None]:
+def quickly() -> Iterator[None]:
     """Readers and tables of names are made once and kept to the end of this block."""
     try:
         module: Any = importlib.import_module("gguf")

@@ -54,31 +54,39 @@ def resolve(name: str | Path, trust_remote_code: bool = False) -> Path:
     """The folder to load from, with everything in it present and whole."""
     if (file := gguf_file(name)) is not None:
         return gguf.converted(file)
-    text = str(name)
-    path = Path(text).expanduser()
-    if path.is_file():
-        raise ModelError(f"{path} is a single weights file: name the folder that holds it and its config.json.")
-    if path.is_dir():
-        folder = path
-    elif text.startswith((".", "/", "~")) or text.count("/") != 1:
-        raise ModelError(
-            f"There is no model {text!r}: not built in, not a file or folder, not a hub id (owner/name)."
-            f"{nearest(text, builtin.BUILTIN)}"
-        )
-    else:
-        folder = _from_hub(text)
+    folder = folder_of(str(name))
     files.check_folder(folder, trust_remote_code)
     return folder
 
 
-def _from_hub(repo: str) -> Path:
+def folder_of(name: str, fetch: bool = True) -> Path:
+    """The folder that a name stands for, as it is; of a hub id, the copy in the cache, which is fetched or has to be there."""
+    path = Path(name).expanduser()
+    if path.is_file():
+        raise ModelError(f"{path} is a single weights file: name the folder that holds it and its config.json.")
+    if path.is_dir():
+        return path
+    if name.startswith((".", "/", "~")) or name.count("/") != 1:
+        raise ModelError(
+            f"There is no model {name!r}: not built in, not a file or folder, not a hub id (owner/name)."
+            f"{nearest(name, builtin.BUILTIN)}"
+        )
+    return _from_hub(name, fetch)
+
+
+def _from_hub(repo: str, fetch: bool) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     patterns = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "tokenizer*"]
     try:
-        return Path(snapshot_download(repo, allow_patterns=patterns, ignore_patterns=["consolidated*", "original/*"]))
+        others = ["consolidated*", "original/*"]
+        return Path(
+            snapshot_download(repo, allow_patterns=patterns, ignore_patterns=others, local_files_only=not fetch)
+        )
     except LocalEntryNotFoundError as error:
+        if not fetch:
+            raise ModelError(f"{repo} is not in the local hub cache: fetch it first, or name a folder.") from error
         why = "HF_HUB_OFFLINE is set" if os.environ.get("HF_HUB_OFFLINE") else "the hub cannot be reached"
         raise ModelError(f"{repo} is not in the local hub cache and {why}.") from error
     except (HfHubHTTPError, HFValidationError) as error:
