@@ -464,6 +464,20 @@ def test_engines_that_cannot_be_had_are_said(given, said, tmp_path, monkeypatch)
     assert done.exit_code == 2 and said in str(done.stderr or done.output or done.exception), done.output
 
 
+def test_a_folder_that_cannot_be_written_is_said_before_anything_is_loaded(tmp_path, monkeypatch) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr("headstart.models.load.load", lambda *args, **more: pytest.fail("loaded"))
+    done = CliRunner().invoke(app, ["bench", "--quick", "--out", str(tmp_path / "file" / "out")])
+    assert done.exit_code == 2 and "cannot be written: Not a directory. Give another folder." in done.stderr
+
+
+def test_a_run_that_cannot_begin_anew_leaves_what_is_there(tmp_path) -> None:
+    (tmp_path / "result.json").write_text("kept")
+    done = CliRunner().invoke(app, ["bench", "--quick", "--fresh", "--model", "nobody", "--out", str(tmp_path)])
+    assert done.exit_code == 2 and "no model 'nobody'" in done.stderr
+    assert [(file.name, file.read_text()) for file in tmp_path.iterdir()] == [("result.json", "kept")]
+
+
 def test_methods_of_several_engines() -> None:
     found = methods.parse(["ngram:2,vllm/dflash:7", "vllm/none,headstart/suffix"], {}, ("headstart", "vllm"))
     assert [(m.name, m.engine) for m in found] == [

@@ -70,7 +70,7 @@ class Diagnosis:
 
 
 def examine(measured: bool = True) -> Diagnosis:
-    """`measured`: bandwidth is, which takes about a second for each device."""
+    """`measured`: bandwidth is."""
     import torch
 
     name, flags = cpu_facts()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from headstart.bench.records import Result
+from headstart.bench.records import Result, written_beside
 from headstart.errors import BadInput
 from headstart.progress import note
 
@@ -17,6 +17,9 @@ def begin(folder: Path, setting: dict[str, Any], provenance: dict[str, Any], fre
     path = folder / FILE
     if folder.exists() and not folder.is_dir():
         raise BadInput(f"--out {folder} is a file: give a folder.")
+    with written_beside(path) as beside:  # said before anything is measured; what is there stays
+        beside.touch()
+        beside.unlink()
     if fresh or not path.exists():
         return Result(provenance, setting, {})
     kept = Result.load(path)

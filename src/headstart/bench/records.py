@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -122,6 +123,16 @@ class Difference:
         return Point(self.concurrency, self.temperature)
 
 
+@contextmanager
+def written_beside(path: Path) -> Iterator[Path]:
+    """A file in the same folder, which is made; that it cannot be written is one sentence."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield path.with_suffix(".tmp")
+    except OSError as error:
+        raise BadInput(f"{path} cannot be written: {error.strerror or error}. Give another folder.") from error
+
+
 @dataclass
 class Result:
     """One run of a benchmark."""
@@ -146,10 +157,9 @@ class Result:
 
     def save(self, path: Path) -> None:
         """All of it or nothing: a run that is stopped while it writes leaves the file of before."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        beside = path.with_suffix(".tmp")
-        beside.write_text(json.dumps({"format": FORMAT} | asdict(self)) + "\n", encoding="utf-8")
-        beside.replace(path)
+        with written_beside(path) as beside:
+            beside.write_text(json.dumps({"format": FORMAT} | asdict(self)) + "\n", encoding="utf-8")
+            beside.replace(path)
 
     @staticmethod
     def load(path: Path) -> Result:
