@@ -126,7 +126,7 @@ def test_a_chain_through_loops_is_the_same(options: dict, monkeypatch) -> None:
     from headstart.models.heads.looped import LoopedEagle3, shrink
     from headstart.models.lean import Product
 
-    monkeypatch.setattr(quantized, "eight_bits", lambda weight: Product)
+    monkeypatch.setattr(quantized, "for_drafts", lambda weight: Product)
     monkeypatch.setattr(quantized, "GROUP", 8)
     plain, model = eagle(**options), tiny.model()
     head = shrink(eagle(**options))
@@ -144,7 +144,7 @@ def test_eight_bits_change_a_head_a_little(monkeypatch) -> None:
     from headstart.models.attention import Context
     from headstart.models.heads.looped import LoopedEagle3, shrink
 
-    monkeypatch.setattr(quantized, "eight_bits", lambda weight: quantized.Int8Product)
+    monkeypatch.setattr(quantized, "for_drafts", lambda weight: quantized.Int8Product)
     monkeypatch.setattr(quantized, "GROUP", 16)
     plain, head = eagle(head_dim=16), shrink(eagle(head_dim=16))
     assert isinstance(head, LoopedEagle3) and head.targets is None and head.shapes == plain.shapes
@@ -404,9 +404,10 @@ def test_a_head_without_memory_drafts_as_deep_as_it_can() -> None:
 
 
 # ------------------------------------------------------------------ what is refused
-def test_a_network_of_products_alone_is_made_small_and_still_has_a_device() -> None:
+def test_a_network_of_products_alone_is_made_small_and_still_has_a_device(monkeypatch) -> None:
     from headstart.models import quantized
 
+    monkeypatch.setattr(quantized, "race", lambda products, x: [2.0, 1.0])
     class Products(Head):
         def __init__(self) -> None:
             super().__init__()
@@ -469,14 +470,17 @@ def folders(tmp_path_factory) -> tuple[Any, Any]:
 
 
 @pytest.mark.parametrize("dtype", ["auto", "float32"])
-def test_a_head_is_named_like_a_draft_model(folders, dtype: str) -> None:
+def test_a_head_is_named_like_a_draft_model(folders, dtype: str, monkeypatch) -> None:
     from headstart import LLM, SamplingParams
+    from headstart.models import quantized
 
+    monkeypatch.setattr(quantized, "race", lambda products, x: [2.0, 1.0])  # 8 bits are faster here
     model, head = folders
     params = SamplingParams(temperature=0, max_tokens=12)
-    with LLM(str(model), speculative=None) as plain:
+    with LLM(str(model), speculative=None, dtype="float32") as plain:
         wanted = plain.generate("a b c d", params)[0].token_ids
-    with LLM(str(model), speculative={"method": "eagle3", "model": str(head), "draft_dtype": dtype}) as llm:
+    spec = {"method": "eagle3", "model": str(head), "draft_dtype": dtype}
+    with LLM(str(model), speculative=spec, dtype="float32") as llm:
         out = llm.generate("a b c d", params)[0]
         small = type(llm.engine.drafting.drafters["eagle3"].head.layers[0].mlp.down_proj).__name__
     assert out.token_ids == wanted and out.stats.drafted > 0

@@ -98,7 +98,15 @@ def test_what_cannot_be_quantised_is_refused_in_one_sentence():
         make_runner(small_model(hidden=48), quantize="int4")
 
 
-def test_a_small_network_says_nearly_the_same() -> None:
+def test_a_network_stays_as_it_is_where_eight_bits_are_slower(monkeypatch) -> None:
+    monkeypatch.setattr(quantized, "race", lambda products, x: [1.0, 2.0])
+    network = torch.nn.Sequential(torch.nn.Linear(64, 96))
+    quantized.shrink(network)
+    assert type(network[0]) is torch.nn.Linear
+
+
+def test_a_small_network_says_nearly_the_same(monkeypatch) -> None:
+    monkeypatch.setattr(quantized, "race", lambda products, x: [2.0, 1.0])
     torch.manual_seed(0)
     network = torch.nn.Sequential(torch.nn.Linear(64, 96), torch.nn.SiLU(), torch.nn.Linear(96, 40, bias=False))
     odd = torch.nn.Sequential(torch.nn.Linear(30, 8))

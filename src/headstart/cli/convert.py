@@ -50,7 +50,7 @@ def convert(
     if dtype not in kinds:
         raise ConfigError(f"--dtype {dtype} is not known: use {', '.join(kinds)}.")
     source, cpu = head_of(head, "eagle3") or Path(head).expanduser(), torch.device("cpu")
-    model = load(target, "cpu", runner="torch")
+    model = load(target, "cpu", "float32", runner="torch")
     facts, kind = TargetFacts.of(hub_id(model.name), model.model), kinds[dtype]
     with status(f"Reading {source}"):
         found = load_head(source, facts, cpu, kind)

@@ -22,7 +22,7 @@ NO_GAINS = np.empty((0, 1), np.float32)
 
 
 def shrink(head: Head) -> Head:
-    """8 bits for a head in float32 on a CPU; and loops, where it is of a kind that they know."""
+    """8 bits for a head in float32 on a CPU, where they are faster; and loops, where it is of a kind that they know."""
     fits = isinstance(head, Eagle3Head) and type(head) is Eagle3Head and len(head.layers) == 1
     if fits and available() and _is_plain(head):
         return LoopedEagle3(head)  # type: ignore[arg-type]
@@ -48,7 +48,7 @@ class LoopedEagle3(Head):
         attention, mlp = layer.self_attn, layer.mlp
         parts = (attention.q_proj, attention.k_proj, attention.v_proj)
         bias = None if attention.q_proj.bias is None else torch.cat([p.bias for p in parts])
-        make = quantized.eight_bits(head.lm_head.weight[:4096].detach())
+        make = quantized.for_drafts(head.lm_head.weight[:4096].detach())
 
         def product(*weights: torch.Tensor, bias: torch.Tensor | None = None) -> Product:
             return make(torch.cat(weights).detach(), bias)
