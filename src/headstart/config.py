@@ -16,7 +16,7 @@ from headstart.core import RequestSpeculation
 from headstart.errors import ConfigError, nearest
 
 VERIFICATIONS = ("walk", "rejection")
-POLICIES = ("fixed", "adaptive")
+POLICIES = ("fixed", "adaptive", "watch")
 AUTO = "auto"  # the method that chooses among all drafters at hand
 WIDE_TOKENS = 16  # γ where it is a bound and nobody says
 
@@ -52,7 +52,7 @@ class SpeculativeConfig:
     draft_sample_method: str = "probabilistic"  # under rejection: draw from q, or propose its best with certainty
     vocab_mapping: str = "auto"  # auto, token, string
     verification: str = "walk"
-    policy: str = "fixed"  # fixed: always γ; adaptive: as many as pay on this machine and for this text
+    policy: str = "fixed"  # fixed: always γ; adaptive: as many as pay here and for this text; watch: none is verified
     batch_size_schedule: tuple[tuple[int, int, int], ...] = ()  # (from, to, γ)
     options: Mapping[str, Any] = field(default_factory=dict)  # for a drafter of your own
 
@@ -107,7 +107,7 @@ class SpeculativeConfig:
             ("draft_sample_method", self.draft_sample_method in ("greedy", "probabilistic"), "greedy or probabilistic"),
             ("vocab_mapping", self.vocab_mapping in ("auto", "token", "string"), "auto, token or string"),
             ("verification", self.verification in VERIFICATIONS, "walk or rejection"),
-            ("policy", self.policy in POLICIES, "fixed or adaptive"),
+            ("policy", self.policy in POLICIES, "fixed, adaptive or watch"),
         ]
 
     @property

@@ -24,7 +24,8 @@ PROMPT, PATTERN = 64, 8  # tokens of a made-up text, and after how many it repea
 WARM, TIMED = 9, 15  # steps before and while times are taken
 SOME = 4  # steps after which a mode has met all that it makes on first use
 CROWDS = (1, 4, 16, 32, 64)  # companies to which newcomers come, to know what reading along takes
-ADMISSIONS, STAY = 24, 6  # how many do, one after the other, and the tokens that each of them stays for
+STAY = 6  # tokens that each of them stays for
+ROW, ROWS = 3, 16  # newcomers of one kind in a row, one behind the other: read by a head, or not; and how many such pairs
 MOST_TOKENS = 8  # that a step may bring
 ALIKE = 1.15  # ratios of what is measured to what is known may differ by so much
 WORDS = 4000  # tokens among which words are looked for
@@ -61,9 +62,8 @@ def rehearse(engine: Engine, policy: AheadPolicy) -> bool:
                     done(1)
             reading = [n for n in modes if engine.drafting.drafters[n].needs.hidden_layers]
             for company in (n for n in CROWDS if n in sizes and reading):
-                plain = _admission(engine, policy, words, company, None)
                 for name in reading:
-                    more = _admission(engine, policy, words, company, name) - plain
+                    more = _reading(engine, policy, words, company, name)
                     most = policy.periods.of(None, company)  # what takes longer than a step was something else
                     policy.periods.put_reading(name, company, min(max(0.0, more), most))
         return True
@@ -170,25 +170,37 @@ def _play(
     return found
 
 
-def _admission(engine: Engine, policy: AheadPolicy, words: Sequence[int], company: int, name: str | None) -> float:
-    """Seconds from the end of one newcomer to the end of the next, who waited for that place among the company; this drafter
-    reads their prompts, and nobody drafts."""
+def _reading(engine: Engine, policy: AheadPolicy, words: Sequence[int], company: int, name: str) -> float:
+    """Seconds that a newcomer takes longer whose prompt this drafter reads, while nobody drafts. Some that it reads and some
+    that it does not come in turns, since what is asked for is far less than a machine's speed changes in a second."""
     policy.order(None)
-    first = 10_000 * company + 5_000 * (name is not None)  # texts that nobody has had before
-    others = _made_up(engine, words, company - 1, name, first)
-    coming = list(_made_up(engine, words, ADMISSIONS, name, first + company, STAY))
+    first = 10_000 * company  # texts that nobody has had before
+    others = _made_up(engine, words, company - 1, None, first)
+    kinds = [kind for _ in range(ROWS) for kind in (None, name) for _ in range(ROW)]
+    coming = [
+        request
+        for i, kind in enumerate(kinds)
+        for request in _made_up(engine, words, 1, kind, first + company + i, STAY)
+    ]
+    gaps = _gaps(engine, company, others, coming)
+    rows = np.mean(np.reshape(gaps, (ROWS, 2, ROW))[:, :, 1:], axis=2)  # the first of a row waited for one of the other kind
+    more, few = np.sort(rows[:, 1] - rows[:, 0]), ROWS // 4
+    return float(np.mean(more[few : ROWS - few]))
+
+
+def _gaps(engine: Engine, company: int, others: Iterable[Request], coming: Sequence[Request]) -> list[float]:
+    """Seconds from the end of one newcomer to the end of the next, who waited for that place among the company."""
     most, engine.scheduler.max_num_seqs = engine.scheduler.max_num_seqs, company
-    ends: list[float] = []
+    ends = [time.perf_counter()]
     try:
         with _running(engine, [*others, *coming]):
-            while len(ends) < len(coming):
+            while len(ends) <= len(coming):
                 engine.step()
-                ends += [time.perf_counter()] * (sum(r.finish_reason is not None for r in coming) - len(ends))
+                over = sum(r.finish_reason is not None for r in coming)
+                ends += [time.perf_counter()] * (1 + over - len(ends))
     finally:
         engine.scheduler.max_num_seqs = most
-    gaps = np.sort(np.diff(ends))
-    few = len(gaps) // 5
-    return float(np.mean(gaps[few : len(gaps) - few]))  # a gap is whole steps, so the middle one alone would jump
+    return [float(gap) for gap in np.diff(ends)]
 
 
 @contextlib.contextmanager

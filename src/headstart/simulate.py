@@ -9,6 +9,7 @@ from __future__ import annotations
 import bisect
 import json
 import random
+import re
 import statistics
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -34,6 +35,8 @@ from headstart.traffic import Arrival, Seen, Skill, Trace
 DEEPEST = 16  # levels of a synthetic draft
 WRONG = 1  # the token of the first drafter that is wrong; the next ones follow, and texts begin behind them
 FIRST_TOKEN = 100
+WIDEST, NO_TOKEN = 64, -1  # nodes of a tree, and one that no text has
+SIZE = re.compile(r"(?:(\d+)x)?(\d+)")  # of a draft: tokens, or nodes and tokens
 
 
 # ------------------------------------------------------------------ what things take
@@ -45,11 +48,20 @@ class Machine:
     costs: Costs
     work: Mapping[str, Work]
     around: float = 0.0  # of each step, outside forward and drafters
+    reading: Mapping[str, float] = field(default_factory=dict)  # of a drafter that reads along, for a token of a prompt
 
     @property
     def tick(self) -> float:
         """A plain step of one request."""
         return self.costs.of(1) + self.around
+
+    def forward(self, plan: Plan, rows: int, reach: float) -> float:
+        """Seconds of the target, for so many rows behind so much context in all."""
+        return self.costs.of(rows, reach / rows)
+
+    def errand(self, errand: Errand, company: int) -> float:
+        """Seconds of a drafter, in this company."""
+        return (self.work.get(errand.name) or Work()).of(errand.levels, errand.rows)
 
 
 def _machine(name: str, points: dict[int, float], reach: float, around: float, **work: tuple[float, float]) -> Machine:
@@ -194,12 +206,14 @@ class Setting:
 
 @dataclass(frozen=True)
 class Entrant:
-    """A policy by its name: none, adaptive, adaptive:NAME+NAME, fixed:NAME:TOKENS, or goodput:NAME:TOKENS."""
+    """A policy by its name: none, adaptive, adaptive:NAME+NAME, fixed:NAME:TOKENS, fixed:NAME:NODESxTOKENS (trees), or
+    goodput:NAME:TOKENS."""
 
     name: str
     drafters: tuple[str, ...] | None  # None: all that the trace tells of
     tokens: int = DEEPEST
     kind: str = "fixed"
+    nodes: int | None = None  # of a tree
 
     @staticmethod
     def parse(name: str) -> Entrant:
@@ -208,12 +222,18 @@ class Entrant:
             return Entrant(name, ())
         if kind == "adaptive" and len(more) < 2:
             return Entrant(name, tuple(more[0].split("+")) if more else None, kind=kind)
-        sized = len(more) == 2 and more[0] and more[1].isdigit() and 1 <= int(more[1]) <= DEEPEST
-        if kind in ("fixed", "goodput") and sized:
-            return Entrant(name, (more[0],), int(more[1]), kind)
+        size = SIZE.fullmatch(more[1]) if len(more) == 2 and more[0] else None
+        if (
+            size is not None
+            and 1 <= int(size[2]) <= DEEPEST
+            and (kind == "fixed" or (kind == "goodput" and not size[1]))
+        ):
+            nodes = int(size[1]) if size[1] else None
+            if nodes is None or int(size[2]) <= nodes <= WIDEST:
+                return Entrant(name, (more[0],), int(size[2]), kind, nodes)
         raise BadInput(
-            f"--policy {name} is not usable: expected none, adaptive, adaptive:NAME+NAME, fixed:NAME:TOKENS or "
-            f"goodput:NAME:TOKENS with at most {DEEPEST} tokens."
+            f"--policy {name} is not usable: expected none, adaptive, adaptive:NAME+NAME, fixed:NAME:TOKENS, "
+            f"fixed:NAME:NODESxTOKENS or goodput:NAME:TOKENS with at most {DEEPEST} tokens, and {WIDEST} nodes."
         )
 
     def check(self, traces: Sequence[Trace]) -> None:
@@ -225,7 +245,7 @@ class Entrant:
 
     def make(self, choices: Callable[[Request], Sequence[str]], machine: Machine, noise: Noise) -> Policy:
         method = self.drafters[0] if self.drafters else "none"
-        config = SpeculativeConfig(method, num_speculative_tokens=self.tokens)
+        config = SpeculativeConfig(method, num_speculative_tokens=self.tokens, num_draft_nodes=self.nodes)
         if self.kind == "fixed":
             return FixedPolicy(config, choices)
         policy = AdaptivePolicy(config, choices) if self.kind == "adaptive" else GoodputPolicy(config, choices)
@@ -344,8 +364,8 @@ class Replay:
         trees, errands = self._draft(plan, self._load(plan))
         ready = plan.ready
         rows, reach = self._rows(plan, trees)
-        target, drafting = self.machine.costs.of(rows, reach / rows), sum(e.seconds for e in errands)
-        self._account(drafting, target, errands)
+        target, drafting = self.machine.forward(plan, rows, reach), sum(e.seconds for e in errands)
+        self._account(drafting + self._reading(plan), target, errands)
         verdicts = [self._verdict(p.request, t) for p, t in zip(ready, trees, strict=True)]
         self._commit(plan, trees, verdicts)
         produced = len(verdicts) + sum(len(v.accepted) for v in verdicts)
@@ -361,6 +381,17 @@ class Replay:
         drafting, target = sum(e.seconds for e in seen), self._noise(target)
         period = target + drafting + self._noise(self.machine.around)
         return StepTimes(drafting, target, 0, 0, rows, plan.num_prefill_tokens, period, reach, seen, produced)
+
+    def _reading(self, plan: Plan) -> float:
+        """Seconds in which drafters read prompts."""
+        each = self.machine.reading
+        return sum(
+            each[name] * p.piece
+            for p in plan.parts
+            if p.piece > 1
+            for name in self._chosen[p.request.id]
+            if name in each
+        )
 
     def _load(self, plan: Plan) -> Load:
         return plan.load(len(self.running), len(self.waiting), self.setting.max_batch_tokens)
@@ -403,16 +434,21 @@ class Replay:
     ) -> None:
         """Each drafter once, for all requests that wish it."""
         levels: dict[str, list[int]] = {}
+        wide: dict[str, int] = {}  # nodes beside the first path
         for part, wished, own in zip(plan.ready, wishes, proposals, strict=True):
             for name, wish in wished.items():
                 depth = min(_left(part.request) - 1, wish.depth, wish.nodes)
                 own[name] = self._ask(name, part.request, depth) if wish.nodes else Tree()
+                if wish.nodes > wish.depth and len(own[name]):
+                    _widen(own[name], wish.nodes)
+                    wide[name] = wide.get(name, 0) + wish.nodes - depth
                 own[name].origins = [name] * len(own[name])
                 if wish.nodes:
                     levels.setdefault(name, []).append(depth)
         for name, own_levels in levels.items():
-            errand, work = Errand.of(name, own_levels), self.machine.work.get(name) or Work()
-            errands.append(replace(errand, seconds=work.of(errand.levels, errand.rows)))
+            errand = Errand.of(name, own_levels)
+            errand = replace(errand, rows=errand.rows + wide.get(name, 0))
+            errands.append(replace(errand, seconds=self.machine.errand(errand, len(plan.ready))))
 
     def _ask(self, name: str, request: Request, depth: int) -> Tree:
         answers = self._answers[request.id]
@@ -458,6 +494,14 @@ class Replay:
             self.out.times[part] += seconds
         for errand in errands:
             self.out.asked[errand.name] = self.out.asked.get(errand.name, 0) + 1
+
+
+def _widen(draft: Tree, nodes: int) -> None:
+    """A trace tells how deep a tree was right; the rest of its nodes are wrong ones beside the first."""
+    more = nodes - len(draft)
+    draft.tokens, draft.parents = draft.tokens + [NO_TOKEN] * more, draft.parents + [-1] * more
+    if draft.confidence is not None:
+        draft.confidence = [*draft.confidence, *[0.0] * more]
 
 
 def _left(request: Request) -> int:

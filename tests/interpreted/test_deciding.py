@@ -86,7 +86,7 @@ def test_modes_change_and_heads_let_go_while_steps_are_on_their_way(monkeypatch)
 
 def test_a_rehearsal_measures_every_mode_and_leaves_nothing(monkeypatch) -> None:
     for name, value in dict(
-        COMPANIES=(2,), CROWDS=(2,), ADMISSIONS=2, STAY=2, SOME=1, PROMPT=6, PATTERN=3, WARM=1, TIMED=2, MOST_TOKENS=4
+        COMPANIES=(2,), CROWDS=(2,), ROW=2, ROWS=1, STAY=2, SOME=1, PROMPT=6, PATTERN=3, WARM=1, TIMED=2, MOST_TOKENS=4
     ).items():
         monkeypatch.setattr(rehearse, name, value)
     e = engine(small(), AUTO | {"num_speculative_tokens": 2, "num_draft_nodes": 3}, head=eagle(), max_num_seqs=2)

@@ -31,16 +31,16 @@ from headstart.policy.shares import Share, heat_of
 
 EVERY = 16  # steps for which a decision holds,
 SOON = 4  # and where requests are new
-DECIDING = 0.006  # share of the time that decisions may take: with many requests, they are taken less often
+DECIDING = 0.005  # share of the time that decisions may take: with many requests, they are taken less often
 USUAL = 2e-4  # seconds of a decision, at first,
 LONGER = 1.5  # and how many times the last one it may be: what takes much longer was held up by something else
 TOKENS = 128.0  # of an answer, until some have been seen
 LEAST = 0.04  # a mode should bring so much more than none: its chances are guesses
 BEGIN = 0.03  # and so much more again where nobody drafts now: to begin takes a step or two
-READING = 0.008  # share of the time that reading prompts may take for which it does not seem to pay,
+READING = 0.004  # share of the time that reading prompts may take for which it does not seem to pay,
 READINGS = 4  # and for how many of them it is saved up
 DOUBT = 1.25  # times that it should come back where the others do not draft: alone it does not pay
-PROBES = 0.008  # share of the time that trying what does not seem to pay may take,
+PROBES = 0.005  # share of the time that trying what does not seem to pay may take,
 SAVED = 3  # and for how many trials it is saved up,
 SURELY = 0.2  # of the time of drafts is taken to be lost in a trial, whatever they should bring
 PROBE_STEPS = 4  # that a trial takes; where a head has to join, the first of them is without drafts;
