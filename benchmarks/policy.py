@@ -199,6 +199,12 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
                 console.print(f"{number} at once, {kind}: plain {found['plain']['speed']:.1f}/s; {cells}")
                 if args.out:
                     report.keep(args.out, {"provenance": provenance(args), "results": out})
+        if args.shifts_at:
+            turned = {"shifts": {str(number): shifts(llms, prompts, number, args) for number in args.shifts_at}}
+            report.show(console, tables({"results": turned}))
+            if args.out:
+                beside = Path(args.out).with_name(f"{Path(args.out).stem}-shifts.json")
+                report.keep(str(beside), {"provenance": provenance(args), "results": turned})
     return out
 
 
@@ -263,6 +269,11 @@ def main() -> None:
     parser.add_argument("--ways", type=lambda s: [w.strip() for w in s.split(",") if w.strip()], default=[])
     parser.add_argument("--kinds", type=lambda s: s.split(","), help="only these, such as mixed,code")
     parser.add_argument("--shifts", action="store_true", help="code, prose, code instead of single kinds")
+    parser.add_argument(
+        "--shifts-at",
+        type=lambda s: [int(x) for x in s.split(",")],
+        help="code, prose, code at these loads too, behind all else; kept as OUT-shifts.json",
+    )
     parser.add_argument("--tokens", type=int, default=48, help="of each answer")
     parser.add_argument("--spread", type=float, default=0.0, help="by how much of that answers are longer or shorter")
     parser.add_argument("--least", type=int, default=7, help="prompts of a point, where fewer run at once")

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from headstart.advise import doctor
+from headstart.advise import doctor, knows, ropes
 from headstart.advise.check import NOTE, STOP, WARN, Pair, capability_of, check
 from headstart.advise.facts import Facts, Vocabulary, look
 from headstart.advise.smoke import smoke
@@ -184,6 +184,126 @@ def test_formats_and_who_reads_them() -> None:
     assert "cannot be compared" in said(Pair(facts(texts=None)), "headstart", WARN)
 
 
+# ------------------------------------------------------------------ architectures
+def gguf_of(kind: str, name: str = "m") -> Facts:
+    return facts(name, form="gguf", architecture=kind, config={"general.architecture": kind})
+
+
+@pytest.mark.parametrize(
+    ("kind", "reads"),
+    [("llama", True), ("qwen2", True), ("qwen3moe", True), ("gpt-oss", True), ("minimax-m2", True), ("rwkv7", False),
+     ("no-such-thing", False)],
+)  # fmt: skip
+def test_gguf_files_that_headstart_can_run(kind, reads, monkeypatch) -> None:
+    assert check(Pair(gguf_of(kind))).works("headstart") is reads
+    if not reads:
+        assert f"architecture '{kind}'" in said(Pair(gguf_of(kind)), "headstart")
+        monkeypatch.setattr("headstart.models.llamacpp.native.available", lambda: None)
+        assert "on llama.cpp alone" in said(Pair(gguf_of(kind)), "headstart", NOTE)
+
+
+def test_our_reading_of_the_table_is_that_of_transformers(tmp_path) -> None:
+    """Its own reader, on files of both kinds."""
+    from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
+
+    load_gguf_checkpoint(str(write_gguf(tmp_path / "a.gguf")))
+    other = tmp_path / "b.gguf"
+    writer = GGUFWriter(str(other), "rwkv7")
+    writer.add_tensor("token_embd.weight", np.zeros((8, 8), dtype=np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(ValueError, match="rwkv7 is not supported"):
+        load_gguf_checkpoint(str(other))
+    assert not check(Pair(look(str(other)))).works("headstart")
+
+
+def test_architectures_of_llama_cpp() -> None:
+    assert said(Pair(gguf_of("rwkv7")), "llamacpp", WARN) == ""
+    assert "does not list 'no-such-thing' (m)" in said(Pair(gguf_of("no-such-thing")), "llamacpp", WARN)
+
+
+REGISTRY = """
+import torch_that_is_not_here
+_TEXT_GENERATION_MODELS = {"LlamaForCausalLM": ("llama", "LlamaForCausalLM"), **{}}
+_EMBEDDING_MODELS: dict[str, tuple[str, str]] = {"BertModel": ("bert", "BertModel")}
+_OTHER = {"NotAModel": 1}
+raise RuntimeError("never run")
+"""
+
+
+def test_architectures_of_the_vllm_that_is_installed(tmp_path, monkeypatch) -> None:
+    """Its tables are read, and nothing of it is run."""
+    environment = tmp_path / "env"
+    file = environment / "lib" / "python3.12" / "site-packages" / "vllm" / knows.REGISTRY
+    file.parent.mkdir(parents=True)
+    file.write_text(REGISTRY)
+    monkeypatch.setattr(knows, "_spec", lambda: None)
+    monkeypatch.setattr(knows, "_command", lambda: None)
+    assert knows.vllm_registry() is None and knows.by_vllm("LlamaForCausalLM") is None
+    monkeypatch.setattr(knows, "_command", lambda: str(environment / "bin" / "vllm"))
+    assert knows.vllm_registry() == file and knows.vllm_architectures(file) == {"LlamaForCausalLM", "BertModel"}
+    config = {"model_type": "llama", "architectures": ["x"]}
+    assert said(Pair(facts(config=config)), "vllm", WARN) == ""
+    strange = Pair(facts(architecture="OddForCausalLM", config=config))
+    assert "the installed vLLM has no OddForCausalLM of its own (m)" in said(strange, "vllm", WARN)
+    (tmp_path / "broken.py").write_text("(")
+    assert knows.vllm_architectures(tmp_path / "broken.py") == frozenset()
+
+
+# ------------------------------------------------------------------ positions
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+
+
+def with_rope(rope: Any, max_len: int = 131072, **more: Any) -> Facts:
+    return facts(max_len=max_len, config={"model_type": "llama", "rope_scaling": rope}, **more)
+
+
+@pytest.mark.parametrize(
+    ("model", "trained", "served"),
+    [
+        (with_rope(None), 131072, 131072),
+        (with_rope({"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 8192}), 131072, 131072),
+        (with_rope(YARN), 32768, 131072),
+        (with_rope({"type": "linear", "factor": 4}), 32768, 131072),
+        (with_rope({"type": "su", "original_max_position_embeddings": 4096}), 4096, 4096),
+        (with_rope({"rope_type": "dynamic", "factor": 2.0}), 131072, 131072),
+        (facts(max_len=9000, config={"rope_parameters": {"full_attention": YARN | {"factor": 2}}}), 32768, 9000),
+        (facts(max_len=9000, config={"text_config": {"rope_parameters": {"rope_type": "default"}}}), 9000, 9000),
+        (facts(form="gguf", max_len=8192, config={"general.architecture": "a", "a.rope.scaling.type": "yarn",
+               "a.rope.scaling.factor": 2.0, "a.rope.scaling.original_context_length": 4096}), 4096, 8192),
+    ],
+)  # fmt: skip
+def test_positions_that_were_trained_and_that_are_served(model, trained, served) -> None:
+    assert (ropes.trained(model), ropes.served(model)) == (trained, served)
+
+
+@pytest.mark.parametrize("rope", [[], "x", 3, {}, {"rope_type": None}, {"factor": "x"}, {"full_attention": 1}])
+def test_ropes_may_be_anything(rope) -> None:
+    assert ropes.trained(with_rope(rope)) == 131072 and check(Pair(with_rope(rope), with_rope(rope))).common
+
+
+def test_what_is_said_of_positions() -> None:
+    target, draft = with_rope(None), with_rope(YARN, parameters=10**8)
+    assert "the draft was trained on texts of 32,768 tokens, the target on 131,072" in said(
+        Pair(target, draft), "vllm", NOTE
+    )
+    assert "was trained on" not in said(Pair(draft, target), "vllm", NOTE)
+    head = with_rope(None, 2048, head=True)
+    assert "the head knows texts of 2,048 tokens, the target 131,072" in said(Pair(target, head), "vllm", NOTE)
+    promised = with_rope(YARN | {"factor": 2.0})
+    assert "promises 131,072 positions, but its RoPE (yarn) is stretched to 65,536" in said(
+        Pair(promised), "vllm", WARN
+    )
+    unknown = said(Pair(with_rope({"rope_type": "spiral"})), "headstart", WARN)
+    assert "type 'spiral', which the installed transformers does not know" in unknown
+    long = with_rope({"rope_type": "longrope", "original_max_position_embeddings": 4096})
+    assert "gets 4,096 of its 131,072 positions: its longrope RoPE" in said(Pair(long), "headstart", NOTE)
+    assert said(Pair(with_rope(YARN), with_rope(YARN, parameters=10**8)), "headstart", WARN) == ""
+
+
+# ------------------------------------------------------------------ heads
 def test_a_head_first_is_a_mistake() -> None:
     assert "name its target first" in said(Pair(facts(head=True)), "headstart")
 

@@ -5,11 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from headstart.advise.facts import GGUF, PICKLE, SAFETENSORS, Facts
+from headstart.advise import knows, ropes
+from headstart.advise.facts import GGUF, PICKLE, SAFETENSORS, Facts, Vocabulary
 from headstart.advise.vocabularies import Relation, llamacpp_objections, relate
 from headstart.errors import HeadstartError
 from headstart.models.heads.dialects import BORROWS
+from headstart.models.llamacpp import native
+
+if TYPE_CHECKING:
+    from headstart.models.heads import HeadSpec
 
 STOP, WARN, NOTE = "stop", "warn", "note"
 ENGINES = ("headstart", "vllm", "llamacpp", "tabbyapi")
@@ -74,10 +80,17 @@ class Report:
 def check(pair: Pair) -> Report:
     draft, ours = pair.drafts, pair.target.vocabulary
     theirs = draft.vocabulary if draft is not None else None
-    relation = relate(ours, theirs) if ours is not None and theirs is not None else None
+    relation = _relation(ours, theirs) if ours is not None and theirs is not None else None
     common = tuple(finding for model in pair.models for finding in _integrity(model)) + tuple(_together(pair, relation))
     verdicts = tuple(Verdict(name, tuple(rule(pair, relation))) for name, rule in RULES.items())
     return Report(pair, relation, common, verdicts)
+
+
+def _relation(ours: Vocabulary, theirs: Vocabulary) -> Relation:
+    """Most pairs that are looked at have one vocabulary, which is soon seen."""
+    if ours.texts == theirs.texts:
+        return Relation((len(ours), len(theirs)), 0, (), 1.0)
+    return relate(ours, theirs)
 
 
 # ------------------------------------------------------------------ for every engine
@@ -109,6 +122,9 @@ def _together(pair: Pair, relation: Relation | None) -> list[Finding]:
             )
     if draft is not None and not draft.head:
         out += _worth(target, draft)
+    out += [Finding(WARN, text) for model in pair.models for text in ropes.doubts(model)]
+    if draft is not None:
+        out += [Finding(NOTE, text) for text in ropes.apart(target, draft)]
     return out
 
 
@@ -122,10 +138,6 @@ def _worth(target: Facts, draft: Facts) -> list[Finding]:
                 f"the draft has {share:.0%} of the target's weights: to save time, it should have a tenth or less.",
             )
         )
-    if 0 < draft.max_len < target.max_len:
-        lengths = f"{draft.max_len:,} tokens, the target {target.max_len:,}"
-        text = f"the draft knows texts of {lengths}: beyond that, drafts stop or go wrong."
-        out.append(Finding(NOTE, text))
     return out
 
 
@@ -151,7 +163,8 @@ def for_headstart(pair: Pair, relation: Relation | None) -> list[Finding]:
     for model in pair.models:
         if model.head:
             continue
-        out += _architecture(model)
+        out += _gguf_architecture(model) if model.form == GGUF else _architecture(model)
+        out += [Finding(NOTE, text) for text in ropes.shortened(model)]
         if model.quantized in ("exl2", "exl3"):
             out.append(
                 Finding(
@@ -176,8 +189,8 @@ def for_headstart(pair: Pair, relation: Relation | None) -> list[Finding]:
 def _architecture(model: Facts) -> list[Finding]:
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
-    kind = str(model.config.get("model_type") or model.config.get("general.architecture") or "")
-    if model.form == GGUF or not kind or kind in CONFIG_MAPPING_NAMES:
+    kind = str(model.config.get("model_type") or "")
+    if not kind or kind in CONFIG_MAPPING_NAMES:
         return []
     if model.needs_code:
         return [Finding(WARN, f"{model.name} needs code of its own, which is run with --trust-remote-code only.")]
@@ -186,8 +199,28 @@ def _architecture(model: Facts) -> list[Finding]:
     ]
 
 
+def _gguf_architecture(model: Facts) -> list[Finding]:
+    """Through transformers on torch, or with llama.cpp, where that is installed."""
+    kind = str(model.config.get("general.architecture") or "")
+    if not kind or knows.gguf_by_transformers(kind):
+        return []
+    why = f"transformers reads no GGUF files of the architecture {kind!r} ({model.name})"
+    if native.available() is not None:
+        return [Finding(STOP, f"{why}: take the original, or install llama-cpp-python.")]
+    return [Finding(NOTE, f"{why}: it runs on llama.cpp alone, without heads.")]
+
+
 def _head(target: Facts, head: Facts) -> list[Finding]:
-    """As the loader would judge it: dialect, sizes, and a place for every tensor."""
+    try:
+        spec = plan_head(target, head)
+    except HeadstartError as error:
+        return [Finding(STOP, str(error))]
+    made_for = f", made for {spec.target}." if spec.target else "."
+    return [Finding(NOTE, f"{head.name} is a head of the kind {spec.kind}{made_for}")]
+
+
+def plan_head(target: Facts, head: Facts) -> HeadSpec:
+    """As the loader would judge it: dialect, sizes, and a place for every tensor. What does not fit raises."""
     import torch
 
     from headstart.models.heads.dialects import Source, TargetFacts, make_plan
@@ -195,17 +228,11 @@ def _head(target: Facts, head: Facts) -> list[Finding]:
     from headstart.models.heads.store import open_store
 
     matrix = torch.empty(target.vocab_size, target.hidden, device="meta")  # which some heads share
-    try:
-        facts = TargetFacts(target.name, target.hidden, target.vocab_size, target.layers, matrix, matrix)
-        source = Source(head.path, dict(head.config), open_store(Path(head.path)).shapes, facts)
-        plan = make_plan(source)
-        find_places(source, plan)
-    except HeadstartError as error:
-        return [Finding(STOP, str(error))]
-    made_for, kind = plan.head.spec.target, plan.head.spec.kind
-    return [
-        Finding(NOTE, f"{head.name} is a head of the kind {kind}" + (f", made for {made_for}." if made_for else "."))
-    ]
+    facts = TargetFacts(target.name, target.hidden, target.vocab_size, target.layers, matrix, matrix)
+    source = Source(head.path, dict(head.config), open_store(Path(head.path)).shapes, facts)
+    plan = make_plan(source)
+    find_places(source, plan)
+    return plan.head.spec
 
 
 # ------------------------------------------------------------------ vLLM
@@ -227,6 +254,9 @@ def for_vllm(pair: Pair, relation: Relation | None) -> list[Finding]:
                 )
             )
         out += _capable(model, pair.capability)
+        if not model.head and "architectures" in model.config and knows.by_vllm(model.architecture) is False:
+            why = f"the installed vLLM has no {model.architecture} of its own ({model.name})"
+            out.append(Finding(WARN, f"{why}: it runs that through transformers, or not at all."))
     draft = pair.drafts
     if draft is not None and draft.vocab_size != pair.target.vocab_size:
         sizes = f"{pair.target.vocab_size:,} and {draft.vocab_size:,} rows"
@@ -273,6 +303,10 @@ def for_llamacpp(pair: Pair, relation: Relation | None) -> list[Finding]:
         for m in pair.models
         if m.form != GGUF
     ]
+    for model in pair.models:
+        if model.form == GGUF and model.architecture and knows.gguf_by_llamacpp(model.architecture) is False:
+            why = f"the installed package gguf does not list {model.architecture!r} ({model.name}) among llama.cpp's"
+            out.append(Finding(WARN, f"{why} architectures: it takes a newer llama.cpp, or a fork."))
     draft, ours = pair.drafts, pair.target.vocabulary
     if draft is not None and ours is not None and draft.vocabulary is not None:
         out += [

@@ -15,13 +15,16 @@ from headstart.cli import (
     convert,
     demo,
     doctor,
+    export,
     generate,
     models,
+    pairs,
     plan,
     serve,
     simulate,
     train,
     tree,
+    tune,
 )
 from headstart.errors import HeadstartError
 
@@ -67,7 +70,8 @@ def headstart(
 
 
 for verb in (
-    demo.demo, generate.generate, chat.chat, models.models, doctor.doctor, check.check, plan.plan, convert.convert, tree.tree,
+    demo.demo, generate.generate, chat.chat, models.models, doctor.doctor, pairs.pairs, check.check,
+    plan.plan, tune.tune, export.export, convert.convert, tree.tree,
     simulate.simulate,
 ):  # fmt: skip
     app.command()(verb)
