@@ -408,6 +408,7 @@ def test_a_network_of_products_alone_is_made_small_and_still_has_a_device(monkey
     from headstart.models import quantized
 
     monkeypatch.setattr(quantized, "race", lambda products, x: [2.0, 1.0])
+
     class Products(Head):
         def __init__(self) -> None:
             super().__init__()

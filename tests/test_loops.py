@@ -647,5 +647,7 @@ def test_a_model_of_twice_four_bits_says_nearly_the_same_in_less_memory(architec
         runner.allocate(200)
     exact, rounded = plain.forward(batch).logits, small.forward(batch).logits
     assert 0 < (rounded - exact).norm() / exact.norm() < 0.03
-    if Int4Product(torch.zeros(64, 64)).weight.nbytes < 0.3 * 4 * 64 * 64:  # where torch keeps them so; nobody takes them elsewhere
+    if (
+        Int4Product(torch.zeros(64, 64)).weight.nbytes < 0.3 * 4 * 64 * 64
+    ):  # where torch keeps them so; nobody takes them elsewhere
         assert small.weight_bytes < 0.6 * plain.weight_bytes

@@ -25,7 +25,10 @@ WARM, TIMED = 9, 15  # steps before and while times are taken
 SOME = 4  # steps after which a mode has met all that it makes on first use
 CROWDS = (1, 4, 16, 32, 64)  # companies to which newcomers come, to know what reading along takes
 STAY = 6  # tokens that each of them stays for
-ROW, ROWS = 3, 16  # newcomers of one kind in a row, one behind the other: read by a head, or not; and how many such pairs
+ROW, ROWS = (
+    3,
+    16,
+)  # newcomers of one kind in a row, one behind the other: read by a head, or not; and how many such pairs
 MOST_TOKENS = 8  # that a step may bring
 ALIKE = 1.15  # ratios of what is measured to what is known may differ by so much
 WORDS = 4000  # tokens among which words are looked for
@@ -183,7 +186,9 @@ def _reading(engine: Engine, policy: AheadPolicy, words: Sequence[int], company:
         for request in _made_up(engine, words, 1, kind, first + company + i, STAY)
     ]
     gaps = _gaps(engine, company, others, coming)
-    rows = np.mean(np.reshape(gaps, (ROWS, 2, ROW))[:, :, 1:], axis=2)  # the first of a row waited for one of the other kind
+    rows = np.mean(
+        np.reshape(gaps, (ROWS, 2, ROW))[:, :, 1:], axis=2
+    )  # the first of a row waited for one of the other kind
     more, few = np.sort(rows[:, 1] - rows[:, 0]), ROWS // 4
     return float(np.mean(more[few : ROWS - few]))
 

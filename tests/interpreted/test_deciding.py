@@ -159,3 +159,20 @@ def test_a_text_that_ends_beside_others_is_written_down_and_nothing_more(monkeyp
     assert all(text[: len(own)] == own and own for own, text in zip(run(e, rs), texts, strict=True))
     assert {r.id for r in written if r.ends} == {r.id for r in rs} and [r.finish_reason for r in rs] == ["stop"] * 3
     assert any(mixed) and not any(caught)
+
+
+@pytest.mark.parametrize(
+    "shape", [{"num_speculative_tokens": 3}, {"num_speculative_tokens": 3, "num_draft_nodes": 5, "tree": True}]
+)
+def test_who_watches_sees_a_draft_behind_every_token_and_verifies_none(tmp_path, shape: dict[str, Any]) -> None:
+    from headstart.llm import _record
+    from headstart.traffic import read_trace
+
+    e = engine(small(), {"method": "eagle3", "policy": "watch", **shape}, head=eagle())
+    _record(e, str(tmp_path / "trace.jsonl"))
+    rs = asked(6)
+    assert run(e, rs) == [text[:6] for text in wanted(LONG)]
+    assert all(r.stats.drafted == 0 and r.stats.steps == r.num_output for r in rs)
+    e.at_end()
+    seen = [r.seen["eagle3"] for r in read_trace(tmp_path / "trace.jsonl").requests]
+    assert [[s.position for s in own] for own in seen] == [list(range(1, 5))] * len(rs)

@@ -5,18 +5,26 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from headstart.cli import elsewhere
+from headstart.cli.elsewhere import HERE, OtherOptions
 from headstart.cli.groups import expand
 from headstart.cli.options import EngineOptions, Quiet, SpeculationOptions, option, parse_bytes, read_file
 from headstart.errors import BadInput, ConfigError, nearest
 from headstart.progress import note, set_quiet
+
+if TYPE_CHECKING:
+    from headstart.server.app import ServerSettings
+    from headstart.server.run import Address
+    from headstart.server.tracing import Tracing
 
 SERVER, LIMITS, SAFETY = "Server", "Limits", "Security"
 LEVELS = ("debug", "info", "warning", "error")
@@ -153,6 +161,7 @@ def serve(
     engine: EngineOptions,
     speculation: SpeculationOptions,
     server: ServerOptions,
+    other: OtherOptions,
     target: Annotated[
         str | None, typer.Argument(help="The model, as --model.", show_default=False, metavar="MODEL")
     ] = None,
@@ -171,10 +180,12 @@ def serve(
     """Serve a model with OpenAI's API.
 
     Clients use http://localhost:8000/v1 as their base URL. Options come from flags, else from environment variables
-    (HEADSTART_SERVE_PORT=8001), else from the file that --config names.
+    (HEADSTART_SERVE_PORT=8001), else from the file that --config names. With --engine, vLLM, llama.cpp or TabbyAPI
+    computes, behind the same door.
 
     Example: `headstart serve smollm2 --port 8001`, then
-    `curl localhost:8001/v1/completions --json '{"prompt": "Once upon a time"}'`
+    `curl localhost:8001/v1/completions --json '{"prompt": "Once upon a time"}'`; or
+    `headstart serve my-70b --engine vllm --drafter eagle3 --draft-model my-head --tensor-parallel-size 4`
     """
     set_quiet(quiet or server.log_format == "json")  # who reads objects wants nothing between them
     if show_config:
@@ -185,10 +196,8 @@ def serve(
         return
     try:
         from headstart.server.app import ServerSettings, create_app
-        from headstart.server.logs import FORMS, written
-        from headstart.server.run import Address
+        from headstart.server.logs import FORMS
         from headstart.server.run import serve as run
-        from headstart.server.tracing import Tracing
     except ImportError as error:
         raise ConfigError(f"headstart serve needs {error.name}: pip install 'headstart[serve]'.") from error
     engine = replace(engine, model=target) if target is not None else engine
@@ -196,7 +205,9 @@ def serve(
         raise BadInput(f"--log-level {server.log_level!r} is not known: {', '.join(LEVELS)}.")
     if server.log_format not in FORMS:
         raise BadInput(f"--log-format {server.log_format!r} is not known: {', '.join(FORMS)}.")
-    keys, spec = server.keys(), speculation.config()
+    said = _said(ctx)
+    other.check(said)
+    keys = server.keys()
     settings = ServerSettings(
         server.served_model_name or os.path.basename(engine.model.rstrip("/")) or engine.model,
         keys,
@@ -207,19 +218,70 @@ def serve(
         server.cors_origin or (),
         server.metrics_prefix,
     )
-    address = Address(server.host, server.port, server.ssl_certfile, server.ssl_keyfile, server.root_path)
-    door = address.bind()  # what is wrong with it is said before a model is loaded
-    address = replace(address, port=door.getsockname()[1])  # 0: any that is free
+    if other.engine != HERE:
+        _elsewhere(engine, speculation, server, other, settings, said)
+        return
+    spec = speculation.config()
+    address, door = _door(server)
     with contextlib.ExitStack() as held:
-        held.enter_context(written(server.log_level, server.log_format))
-        tracing = None
-        if server.otlp_endpoint is not None:
-            tracing = held.enter_context(contextlib.closing(Tracing.to(server.otlp_endpoint, settings.name)))
+        tracing = _telling(held, server, settings.name)
         llm = held.enter_context(
             engine.open(spec, max_num_seqs=server.max_num_seqs, max_batch_tokens=server.max_batch_tokens)
         )
         note(f"Serving {settings.name} at {address.url}/v1. Ctrl-C ends.")
         run(create_app(llm, settings, tracing), address, door, server.drain, server.log_level)
+
+
+def _elsewhere(
+    engine: EngineOptions,
+    speculation: SpeculationOptions,
+    server: ServerOptions,
+    other: OtherOptions,
+    settings: ServerSettings,
+    said: set[str],
+) -> None:
+    """Another engine computes. A machine of a rank above 0 has no door."""
+    address, door = (None, None) if other.headless else _door(server)
+    try:
+        order = elsewhere.order(
+            engine, speculation, other, settings.name, said, server.max_num_seqs, server.max_batch_tokens
+        )
+        made = elsewhere.launch(order, other)
+    except ImportError as error:
+        needs = f"headstart serve --engine needs {error.name}"
+        raise ConfigError(f"{needs}: pip install 'headstart[serve,bench]'.") from error
+    with contextlib.ExitStack() as held:
+        tracing = _telling(held, server, settings.name)
+        if address is None or door is None:
+            elsewhere.work_there(made, other)
+        else:
+            elsewhere.serve_there(made, other, order, settings, address, door, server.drain, server.log_level, tracing)
+
+
+def _said(ctx: typer.Context) -> set[str]:
+    """Names of the options that somebody has set: by a flag, in the environment or in a file."""
+    names = [p.name for p in ctx.command.params if p.name]
+    return {name for name in names if getattr(ctx.get_parameter_source(name), "name", "DEFAULT") != "DEFAULT"}
+
+
+def _door(server: ServerOptions) -> tuple[Address, socket.socket]:
+    """What is wrong with it is said before a model is loaded."""
+    from headstart.server.run import Address
+
+    address = Address(server.host, server.port, server.ssl_certfile, server.ssl_keyfile, server.root_path)
+    door = address.bind()
+    return replace(address, port=door.getsockname()[1]), door  # 0: any that is free
+
+
+def _telling(held: contextlib.ExitStack, server: ServerOptions, name: str) -> Tracing | None:
+    """Logs, and spans where they are wanted."""
+    from headstart.server.logs import written
+    from headstart.server.tracing import Tracing
+
+    held.enter_context(written(server.log_level, server.log_format))
+    if server.otlp_endpoint is None:
+        return None
+    return held.enter_context(contextlib.closing(Tracing.to(server.otlp_endpoint, name)))
 
 
 def dashboard(prefix: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import signal
 import socket
@@ -10,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,6 +29,23 @@ PATIENCE = 1200.0  # seconds until a server has to be ready: large models load f
 LOOK = 0.25  # seconds between two looks
 FAREWELL = 20.0  # seconds to end by itself
 TAIL = 12  # lines of a log that are shown where nobody knows what they mean
+RECENT = 400  # lines of a log in which it stands why a server ended that had been up
+
+
+@dataclass(frozen=True)
+class Serving:
+    """What a server for clients is told beside one that is measured."""
+
+    name: str  # of the model, as clients ask for it
+    key: str = ""  # that only we know: it is asked by nobody else
+    kv_memory: int | None = None  # bytes
+    batch_tokens: int | None = None  # new tokens in one forward
+    pipeline_parallel: int = 1
+    backend: str | None = None  # that binds several machines: ray or mp
+    nodes: int = 1
+    rank: int = 0  # of this machine; those above 0 have no API
+    master: str | None = None  # address of the machine of rank 0
+    master_port: int | None = None
 
 
 @dataclass(frozen=True)
@@ -47,6 +65,7 @@ class Order:
     share: float = 1.0  # of the device's memory: others stand beside it
     trust_remote_code: bool = False
     more: tuple[str, ...] = ()  # arguments of the user's own
+    serving: Serving | None = None  # None: it is measured
 
 
 @dataclass(frozen=True)
@@ -61,6 +80,13 @@ class Launch:
     ready: str = "/health"
     asks: Mapping[str, Any] = field(default_factory=dict)  # fields of each request
     forgets: bool = False  # requests leave nothing behind, as they are asked for
+    # for those who serve clients with it
+    key: str = ""
+    headless: bool = False  # a part of a server elsewhere: nobody asks it
+    routes: Sequence[str] = ("/v1/",)  # that are forwarded; those that end in / with all that is behind them
+    usual: Mapping[str, Any] = field(default_factory=dict)  # for requests that do not say, as it is with us
+    renames: Mapping[str, str] = field(default_factory=dict)  # fields of requests, from our names to its own
+    lacks: Mapping[str, Any] = field(default_factory=dict)  # fields it does not have, with what says nothing
 
 
 class Child:
@@ -92,14 +118,21 @@ class Child:
 
     def _answers(self) -> bool:
         try:
-            return httpx.get(self.launch.url + self.launch.ready, timeout=5).status_code == 200
+            return httpx.get(self.launch.url + self.launch.ready, timeout=5, trust_env=False).status_code == 200
         except httpx.HTTPError:
             return False
 
-    def why(self) -> str:
+    def cause(self, last: int | None = None) -> str | None:
+        """What its log means, or the last lines of it, where that is known."""
+        lines = self._said().splitlines()
+        return diagnose("\n".join(lines if last is None else lines[-last:]))
+
+    def _said(self) -> str:
+        return self.log.read_text(encoding="utf-8", errors="replace")
+
+    def why(self, last: int | None = None) -> str:
         """What its log says, in words where they are known."""
-        text = self.log.read_text(encoding="utf-8", errors="replace")
-        known = diagnose(text)
+        text, known = self._said(), self.cause(last)
         lines = "" if known else "\n" + "\n".join(text.rstrip().splitlines()[-TAIL:]) + "\n"
         return f"{known or ''}{lines} (All it said is in {self.log}.)".strip()
 
@@ -139,7 +172,7 @@ def _pages(folder: Path, group: int) -> int:
 def started(launches: Mapping[str, Launch], logs: Path) -> Iterator[dict[str, Child]]:
     """One after the other, since each measures the memory that is free; all of them are ended in the end, also where we are
     told to end (SIGTERM), or nobody listens any more (SIGHUP)."""
-    with _listening(), ExitStack() as stack:
+    with listening(), ExitStack() as stack:
         children: dict[str, Child] = {}
         for name, launch in launches.items():
             note(f"Starting {launch.engine} for {name} ...")
@@ -151,13 +184,49 @@ def started(launches: Mapping[str, Launch], logs: Path) -> Iterator[dict[str, Ch
         yield children
 
 
+@contextmanager
+def running(launch: Launch, log: Path, say: Callable[[str], None], patience: float = PATIENCE) -> Iterator[Child]:
+    """One server, each line of its log said as it comes. It is ready in the body, where anybody can ask it; at the end it is
+    ended with its family, however we end."""
+    with listening(), ExitStack() as stack:
+        child = Child(launch, log)
+        stack.enter_context(followed(log, say))
+        stack.callback(child.stop)
+        if not launch.headless:
+            child.wait(patience)
+        yield child
+
+
+@contextmanager
+def followed(log: Path, say: Callable[[str], None]) -> Iterator[None]:
+    """What is written into a file from now on, line by line, to its end."""
+    over = threading.Event()
+    thread = threading.Thread(target=_follow, args=(log, say, over), name="headstart-log", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def _follow(log: Path, say: Callable[[str], None], over: threading.Event) -> None:
+    rest, ended = "", False
+    with log.open(encoding="utf-8", errors="replace", newline="") as stream:
+        while not ended:
+            ended = over.wait(LOOK)  # before the last look: nothing comes behind it
+            *lines, rest = re.split(r"[\r\n]+", rest + stream.read() + "\n" * ended)  # bars begin their line anew
+            for line in filter(str.strip, lines):
+                say(line)
+
+
 def _ask_to_end(children: Mapping[str, Child]) -> None:
     for child in children.values():
         child.tell(signal.SIGTERM)
 
 
 @contextmanager
-def _listening() -> Iterator[None]:
+def listening() -> Iterator[None]:
     """These end this process as Ctrl-C does, so that nobody is left behind. Only a main thread can say so."""
     if threading.current_thread() is not threading.main_thread():
         yield

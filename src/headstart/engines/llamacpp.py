@@ -28,6 +28,18 @@ TYPES = {  # of speculation, by our names
     "mtp": "draft-mtp",
 }
 MATCH = 3  # tokens that have to be the same, where nobody says; llama.cpp's own number is 12
+USUAL = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}  # its own are made for talks
+RENAMES = {"repetition_penalty": "repeat_penalty"}
+LACKS = {  # with what says nothing
+    "stop_token_ids": [],
+    "bad_words": [],
+    "min_tokens": 0,
+    "include_stop_str_in_output": False,
+    "skip_special_tokens": True,
+    "structured_outputs": None,
+    "return_token_ids": False,
+    "prompt_logprobs": None,
+}
 ASKS = {"top_k": 0, "min_p": 0.0, "cache_prompt": False}  # as the others sample; and a prompt is read anew each time
 
 
@@ -57,7 +69,12 @@ def launch(order: Order, where: str = "") -> Launch:
         command = [*command, json.dumps(told)]
     else:
         command = [*command, *arguments(told), *order.more]
-    return Launch(NAME, command, f"http://{HOST}:{order.port}", {"LLAMA_ARG_OFFLINE": "1"}, asks=ASKS, forgets=True)
+    url, env = f"http://{HOST}:{order.port}", {"LLAMA_ARG_OFFLINE": "1"}
+    if order.serving is None:
+        return Launch(NAME, command, url, env, asks=ASKS, forgets=True)
+    key = order.serving.key
+    env |= {"LLAMA_API_KEY": key} if key else {}
+    return Launch(NAME, command, url, env, key=key, usual=USUAL, renames=RENAMES, lacks=LACKS)
 
 
 def settings(order: Order, file: str) -> dict[str, Any]:
@@ -70,6 +87,7 @@ def settings(order: Order, file: str) -> dict[str, Any]:
         "at_once": at_once,
         "context": length * at_once,  # all requests share it
         "threads": order.threads or meters.cores(),
+        "name": order.serving.name if order.serving else None,
     }
     return own | speculation(order.method)
 
@@ -104,6 +122,7 @@ def arguments(told: dict[str, Any]) -> list[str]:
         "at_once": "parallel",
         "context": "ctx-size",
         "threads": "threads",
+        "name": "alias",
         "type": "spec-type",
         "tokens": "spec-ngram-simple-size-m" if ngram else "spec-draft-n-max",
         "match": "spec-ngram-simple-size-n",

@@ -14,6 +14,13 @@ MISSING = (
     "TabbyAPI is run from its checkout: `git clone https://github.com/theroyallab/tabbyAPI`, install it as its "
     "documentation says, and name the folder: --engine tabbyapi:FOLDER."
 )
+ROUTES = ("/v1/completions", "/v1/chat/completions", "/v1/models")  # others load and unload what it serves
+LACKS = {
+    "structured_outputs": None,
+    "return_token_ids": False,
+    "prompt_logprobs": None,
+    "include_stop_str_in_output": False,
+}
 PAGE = 256  # tokens, of which its cache has a whole number
 
 
@@ -46,7 +53,7 @@ def launch(order: Order, where: str = "") -> Launch:
         **drafting(order.method),
     }
     command = [_python(folder), "main.py", *flags(options), *order.more]
-    return Launch(NAME, command, f"http://{HOST}:{order.port}", folder=folder)
+    return Launch(NAME, command, f"http://{HOST}:{order.port}", folder=folder, routes=ROUTES, lacks=LACKS)
 
 
 def drafting(method: Method) -> dict[str, object]:

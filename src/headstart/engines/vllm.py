@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from headstart.bench.methods import Method
-from headstart.engines.launching import HOST, Launch, Order, flags
+from headstart.engines.launching import HOST, Launch, Order, Serving, flags
 from headstart.errors import BadInput
 
 NAME = "vLLM"
@@ -26,7 +26,11 @@ ENV = {  # prefixes can be forgotten, nothing is sent to anybody, some memory fo
     "DO_NOT_TRACK": "1",
     "VLLM_CPU_KVCACHE_SPACE": "1",
 }
+QUIET = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}  # where it serves: memory is as the user says
 OURS = ("auto", "early_exit")  # methods that it does not have
+ROUTES = ("/v1/", "/tokenize", "/detokenize")
+LACKS = {"typical_p": 1.0}
+PARALLEL = "peagle"  # our name for EAGLE-3 heads that draft all places at once
 
 
 def find(where: str = "") -> str:
@@ -56,8 +60,10 @@ def speculation(method: Method, draft_tensor_parallel: int = 1) -> dict[str, Any
         raise BadInput("vLLM verifies no trees: leave out --use-tree.")
     own = {"num_speculative_tokens": DRAFT_TOKENS} | dict(method.config)
     own.pop("tree", None)
+    if kind == PARALLEL:
+        own |= {"method": "eagle3", "parallel_drafting": True}
     if "model" in own:
-        own["model"] = _folder(str(own["model"]))
+        own["model"] = folder(str(own["model"]))
     if kind == "suffix" and method.tokens is None:
         own.pop("num_speculative_tokens")
     if draft_tensor_parallel > 1:
@@ -66,10 +72,11 @@ def speculation(method: Method, draft_tensor_parallel: int = 1) -> dict[str, Any
 
 
 def launch(order: Order, where: str = "") -> Launch:
+    serving = order.serving
     options = {
         "host": HOST,
         "port": order.port,
-        "served-model-name": Path(order.model).name or order.model,
+        "served-model-name": serving.name if serving else Path(order.model).name or order.model,
         "max-model-len": order.max_len,
         "max-num-seqs": order.at_once or None,
         "dtype": order.dtype,
@@ -78,15 +85,44 @@ def launch(order: Order, where: str = "") -> Launch:
         "generation-config": "vllm",  # sampling as requests say it, and nothing of the model's own
     }
     config = speculation(order.method, order.draft_tensor_parallel)
-    command = [find(where), "-m", "vllm.entrypoints.openai.api_server", "--model", _folder(order.model)]
-    command += flags(options)
+    command = [find(where), *_entry(folder(order.model), serving)]
+    command += flags(options | (_nodes(serving) if serving else {}))
     command += ["--enforce-eager"] * order.eager + ["--trust-remote-code"] * order.trust_remote_code
     command += ["--speculative-config", json.dumps(config)] if config else []
+    url = f"http://{HOST}:{order.port}"
     threads = {} if order.threads is None else {"OMP_NUM_THREADS": str(order.threads)}
-    return Launch(NAME, [*command, *order.more], f"http://{HOST}:{order.port}", ENV | threads)
+    if serving is None:
+        return Launch(NAME, [*command, *order.more], url, ENV | threads)
+    command += [] if serving.rank else ["--disable-uvicorn-access-log"]
+    env = QUIET | threads | ({"VLLM_API_KEY": serving.key} if serving.key else {})
+    return Launch(
+        NAME, [*command, *order.more], url, env, key=serving.key, headless=serving.rank > 0, routes=ROUTES, lacks=LACKS
+    )
 
 
-def _folder(model: str) -> str:
+def _entry(model: str, serving: Serving | None) -> list[str]:
+    """The module that is run. One without an API starts from the command alone, which the package for CPUs does not have."""
+    if serving is not None and serving.rank > 0:
+        return ["-m", "vllm.entrypoints.cli.main", "serve", model, "--headless"]
+    return ["-m", "vllm.entrypoints.openai.api_server", "--model", model]
+
+
+def _nodes(serving: Serving) -> dict[str, object]:
+    """What is told to servers for clients alone: memory, and how many machines are one."""
+    many = serving.nodes > 1
+    return {
+        "max-num-batched-tokens": serving.batch_tokens,
+        "kv-cache-memory-bytes": serving.kv_memory,
+        "pipeline-parallel-size": serving.pipeline_parallel if serving.pipeline_parallel > 1 else None,
+        "distributed-executor-backend": serving.backend,
+        "nnodes": serving.nodes if many else None,
+        "node-rank": serving.rank if many else None,
+        "master-addr": serving.master,
+        "master-port": serving.master_port,
+    }
+
+
+def folder(model: str) -> str:
     """GGUF files are converted once, and served as a folder; a hub's name stays what it is where it is not at hand."""
     from headstart.models.load import gguf_file, resolve
 

@@ -2,12 +2,13 @@
 
     python xllama.py '{"model": "x.gguf", "host": "127.0.0.1", "port": 8080, "at_once": 1, "context": 4096}'
 
-It needs nothing of Headstart, and ends when it is told to (SIGTERM).
+It needs nothing of Headstart, and ends when it is told to (SIGTERM). With a `name` it answers those who have LLAMA_API_KEY.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
 from typing import Any
@@ -22,6 +23,8 @@ def serve(told: dict[str, Any]) -> Any:
     params.hostnames, params.port = [told["host"]], told["port"]
     params.n_parallel, params.n_ctx = told["at_once"], told["context"]
     params.endpoint_metrics = True
+    if told.get("name"):  # it serves clients
+        params.model_alias, params.api_keys = {told["name"]}, [os.environ["LLAMA_API_KEY"]]
     if told.get("threads"):
         params.cpuparams.n_threads = params.cpuparams_batch.n_threads = told["threads"]
     if told.get("type"):

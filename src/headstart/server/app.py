@@ -55,15 +55,15 @@ def create_app(llm: LLM, settings: ServerSettings | None = None, tracing: Tracin
     app.state.give_up = lambda: llm.end_all(Closing("The server was shut down before this answer was complete."))
     meters = Metrics(llm, gate, settings.name, settings.metrics_prefix)
     answers = Answers(llm, settings.name, meters, settings.max_prompt_tokens, settings.max_output_tokens)
-    _guard(app, gate, settings)
+    guard(app, gate, settings)
     app.add_middleware(Watch, trace=tracing, count=meters.answered)
-    _explain_errors(app)
+    explain_errors(app)
     add_playground(app, llm, meters, settings.name)
 
     async def answer(request: Request, asked: CompletionAsked | ChatAsked) -> Any:
         own = account()
         own.id = asked.id
-        _check_model(asked.model, settings.name)
+        check_model(asked.model, settings.name)
         with contextlib.ExitStack() as inside:
             inside.enter_context(gate.enter(asked.count))
             order = await answers.order(asked)
@@ -87,7 +87,7 @@ def create_app(llm: LLM, settings: ServerSettings | None = None, tracing: Tracin
 
     @app.post("/tokenize")
     async def tokenize(asked: TokenizeAsked) -> Any:
-        _check_model(asked.model, settings.name)
+        check_model(asked.model, settings.name)
         if (asked.prompt is None) == (asked.messages is None):
             raise BadInput("Give either prompt or messages.")
         if asked.messages is not None:
@@ -98,7 +98,7 @@ def create_app(llm: LLM, settings: ServerSettings | None = None, tracing: Tracin
 
     @app.post("/detokenize")
     async def detokenize(asked: DetokenizeAsked) -> Any:
-        _check_model(asked.model, settings.name)
+        check_model(asked.model, settings.name)
         size = llm.engine.runner.vocab_size
         if bad := [t for t in asked.tokens if not 0 <= t < size]:
             raise BadInput(f"Token {bad[0]} is outside the vocabulary of {size}.")
@@ -126,13 +126,13 @@ def create_app(llm: LLM, settings: ServerSettings | None = None, tracing: Tracin
     return app
 
 
-def _check_model(asked: str | None, name: str) -> None:
+def check_model(asked: str | None, name: str) -> None:
     if asked not in (None, "", name):
         raise HTTPException(404, f"There is no model {asked!r} here; this server has {name!r}.")
 
 
 # ------------------------------------------------------------------ around every request
-def _guard(app: FastAPI, gate: Gate, settings: ServerSettings) -> None:
+def guard(app: FastAPI, gate: Gate, settings: ServerSettings) -> None:
     app.add_middleware(Guard, gate=gate, max_body=settings.max_body)
     if settings.cors_origins:
         from starlette.middleware.cors import CORSMiddleware
@@ -142,7 +142,7 @@ def _guard(app: FastAPI, gate: Gate, settings: ServerSettings) -> None:
         )
 
 
-def _explain_errors(app: FastAPI) -> None:
+def explain_errors(app: FastAPI) -> None:
     """One sentence in OpenAI's shape for whatever goes wrong."""
 
     @app.exception_handler(RequestValidationError)

@@ -62,6 +62,8 @@ class Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, drain: float = 30.0) -> None:
         super().__init__(config)
         self.drain = drain
+        if isinstance(config.app, FastAPI):
+            config.app.state.stop = self.stop
         sys.setswitchinterval(SWITCH)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -73,6 +75,12 @@ class Server(uvicorn.Server):
         overdue = asyncio.get_running_loop().call_later(self.drain, state.give_up)
         await super().shutdown(sockets)
         overdue.cancel()
+
+    def stop(self) -> None:
+        """As a signal would say it; from any thread."""
+        if isinstance(self.config.app, FastAPI):
+            self.config.app.state.gate.closing = True
+        self.should_exit = True
 
     def handle_exit(self, sig: int, frame: Any) -> None:
         app = self.config.app
