@@ -445,7 +445,7 @@ def test_smoke_tells_what_is_accepted(monkeypatch) -> None:
     """A model that drafts for itself: all of it."""
     one = tiny.with_tools("x")
     monkeypatch.setattr("headstart.models.load.load", lambda *args, **more: one)
-    found = smoke("target", "draft", head=False)
+    found = smoke("target", {"method": "draft_model", "model": "draft"})
     assert found.same_text and found.acceptance_rate > 0.99 and 5 < found.prompts <= 20 and found.speedup > 0
     assert found.block_efficiency > 1.5 and found.acceptance_by_position[0] > 0.99
 

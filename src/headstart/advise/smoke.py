@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from headstart.bench import workloads
 from headstart.bench.own import encode
@@ -27,17 +28,15 @@ class Smoke:
 
 def smoke(
     target: str,
-    draft: str,
-    head: bool,
+    spec: Mapping[str, Any],
     device: str = "auto",
     dtype: str = "auto",
     advance: Callable[[int], None] = lambda n: None,
 ) -> Smoke:
-    """Each prompt is answered by both, one behind the other."""
+    """Each prompt is answered with these drafts and without, one behind the other."""
     from headstart.llm import LLM
     from headstart.models.load import load
 
-    spec = {"model": draft, "policy": "fixed"} | ({} if head else {"method": "draft_model"})
     loaded = load(target, device, dtype)
     every = [encode(loaded.tokenizer, prompt) for prompt in workloads.load("built-in", PROMPTS).prompts]
     asked = [ids for ids in every if len(ids) + TOKENS < loaded.max_len]
@@ -45,7 +44,7 @@ def smoke(
         raise BadInput(f"{target} takes texts of {loaded.max_len} tokens at most, too short for any of our prompts.")
     params = SamplingParams(temperature=0, max_tokens=TOKENS)
     seconds, stats, same = [0.0, 0.0], [], True
-    with LLM(loaded, speculative=None) as plain, LLM(loaded, speculative=spec) as drafting:
+    with LLM(loaded, speculative=None) as plain, LLM(loaded, speculative=dict(spec)) as drafting:
         for llm in (plain, drafting):  # what happens once happens now
             llm.generate(asked[0], params)
         for ids in asked:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from headstart.config import SpeculativeConfig
+from headstart.config import SpeculativeConfig, parse_speculative
 from headstart.core import RequestView, SamplingParams, View
 from headstart.drafters import Surroundings, build
 from headstart.policy import Errand, StepTimes
@@ -25,7 +25,7 @@ from headstart.policy.costs import Costs, Work
 from headstart.policy.periods import Mode, Periods
 from headstart.scheduler import Plan
 from headstart.simulate import Machine
-from headstart.traffic import Trace, read_trace
+from headstart.traffic import Arrival, Trace, read_trace
 
 if TYPE_CHECKING:
     from headstart.llm import LLM
@@ -58,14 +58,14 @@ class Watched:
     reading: float  # seconds in which it reads a token of a prompt
 
 
-def watch(loaded: Loaded, spec: Mapping[str, Any], texts: Texts, tokens: int, at_once: int) -> Watched:
-    """Answer these prompts, and note what this drafter would have said."""
+def watch(loaded: Loaded, spec: Mapping[str, Any], texts: Texts, tokens: int, at_once: int, **more: Any) -> Watched:
+    """Answer these prompts, and note what this drafter would have said. `more` is for the LLM."""
     from headstart.llm import LLM
 
     params = SamplingParams(temperature=0.0, max_tokens=tokens)
     with tempfile.TemporaryDirectory() as folder:
         file = str(Path(folder) / "trace.jsonl")
-        options: dict[str, Any] = {"max_num_seqs": at_once, "record": file, "share_prefixes": False}
+        options: dict[str, Any] = {"max_num_seqs": at_once, "record": file, "share_prefixes": False} | more
         with LLM(loaded, speculative=dict(spec) | {"policy": "watch"}, **options) as llm:
             _time_sizes(llm, texts[0])  # what is prepared on first use is prepared now
             with steps_of(llm) as sizes:
@@ -74,7 +74,8 @@ def watch(loaded: Loaded, spec: Mapping[str, Any], texts: Texts, tokens: int, at
                 llm.generate(list(texts), params)
         work = _work([*sizes, *steps])
         reading = _reading(steps, work, sum(map(len, texts)))
-        return Watched(_last(read_trace(file), len(texts)), work, reading)
+        depth = parse_speculative(dict(spec))[0].num_speculative_tokens
+        return Watched(_last(read_trace(file), len(texts), depth), work, reading)
 
 
 def _time_sizes(llm: LLM, text: Sequence[int]) -> None:
@@ -83,9 +84,18 @@ def _time_sizes(llm: LLM, text: Sequence[int]) -> None:
         llm.generate([text], few, speculative={"max_tokens": size})
 
 
-def _last(trace: Trace, count: int) -> Trace:
+def _last(trace: Trace, count: int, depth: int) -> Trace:
     """The last requests, as if all had come at once."""
-    return replace(trace, requests=tuple(replace(r, arrival=0.0) for r in trace.requests[-count:]))
+    return replace(trace, requests=tuple(_ended(replace(r, arrival=0.0), depth) for r in trace.requests[-count:]))
+
+
+def _ended(request: Arrival, depth: int) -> Arrival:
+    """A path of a tree that ends before this depth goes no further, however right it was."""
+    seen = {
+        name: tuple(replace(s, right=(*s.right, False)) if len(s.right) < depth and all(s.right) else s for s in own)
+        for name, own in request.seen.items()
+    }
+    return replace(request, seen=seen)
 
 
 def _work(steps: Sequence[StepTimes]) -> Work:

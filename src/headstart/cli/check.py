@@ -12,7 +12,7 @@ from headstart.errors import BadInput, nearest
 from headstart.progress import bar, set_quiet
 
 if TYPE_CHECKING:
-    from headstart.advise.check import Finding, Report
+    from headstart.advise.check import Finding, Pair, Report
     from headstart.advise.facts import Facts
     from headstart.advise.smoke import Smoke
 
@@ -58,7 +58,7 @@ def check(
     pair = checking.Pair(look(target), look(draft) if draft is not None else None, _capability(gpu))
     report = checking.check(pair)
     works = all(report.works(name) for name in asked)
-    tried = _smoke(target, draft, pair.draft, device, dtype) if smoke and draft and report.works("headstart") else None
+    tried = _smoke(pair, device, dtype) if smoke and report.works("headstart") else None
     if as_json:
         _print_json(report, tried, works)
     else:
@@ -82,11 +82,13 @@ def _capability(gpu: str | None) -> float | None:
     return major + minor / 10
 
 
-def _smoke(target: str, draft: str, facts: Facts | None, device: str, dtype: str) -> Smoke:
+def _smoke(pair: Pair, device: str, dtype: str) -> Smoke:
+    from headstart.advise.drafts import speculation
     from headstart.advise.smoke import PROMPTS, smoke
 
     with bar("Trying it", PROMPTS, "prompts") as advance:
-        return smoke(target, draft, facts is not None and facts.head, device, dtype, advance)
+        assert pair.draft is not None
+        return smoke(pair.target.name, speculation(pair.target, pair.draft), device, dtype, advance)
 
 
 # ------------------------------------------------------------------ what is told

@@ -233,11 +233,19 @@ class SpeculationOptions:
             "--speculative-config", help="vLLM's JSON object as it is, instead of the options above.", panel=SPECULATION
         ),
     ] = None
+    tuned: Annotated[
+        str | None,
+        option(
+            "--tuned", help="What headstart tune wrote, instead of all these.", panel=SPECULATION, show_default=False
+        ),
+    ] = None
 
     def config(self, default: str = AUTO, preset: Mapping[str, Any] | None = None) -> SpeculativeConfig:
         """The speculative config that these options name, or else the preset; what must be said about it is said."""
         given = self._shorthands()
-        if self.speculative_config is not None:
+        if self.tuned is not None:
+            config, notes = parse_speculative(self._decided(given) or {"method": "none"})
+        elif self.speculative_config is not None:
             if given:
                 raise ConfigError(
                     f"--speculative-config says everything: leave out {_flags(given)} or put it into the JSON."
@@ -253,8 +261,16 @@ class SpeculationOptions:
             sys.path.append(os.getcwd())  # a drafter in the folder that the user stands in
         return config
 
+    def _decided(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """What a file of `tune` says, which is all."""
+        from headstart.advise.decision import read
+
+        if also := [*given, *(["speculative_config"] if self.speculative_config is not None else [])]:
+            raise ConfigError(f"--tuned says everything: leave out {_flags(also)}.")
+        return dict(read(Path(str(self.tuned))).speculative)
+
     def _shorthands(self) -> dict[str, Any]:
-        values = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "speculative_config"}
+        values = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("speculative_config", "tuned")}
         return {name: value for name, value in values.items() if value not in (None, False)}
 
 

@@ -31,7 +31,16 @@ def tune(
     prompts: Annotated[
         str, option("--prompts", help="As bench --dataset: built-in, NAME:PATH or a file of prompts.", panel=WORK)
     ] = "built-in",
-    num_prompts: Annotated[int, option("--num-prompts", "-n", help="How many of them.", panel=WORK)] = 16,
+    num_prompts: Annotated[
+        int | None,
+        option(
+            "--num-prompts",
+            "-n",
+            help="How many of them. [default: 16, or three for each of the most requests at once]",
+            panel=WORK,
+            show_default=False,
+        ),
+    ] = None,
     max_tokens: Annotated[int, option("--max-tokens", help="Of each answer.", panel=WORK)] = 64,
     concurrency: Annotated[
         str, option("--concurrency", help="Requests at once that it is tuned for, with commas.", panel=WORK)
@@ -86,6 +95,7 @@ def tune(
     else:
         if target is None:
             raise BadInput("Name the model that is to be tuned, or traffic that was recorded: --trace FILE.")
+        num_prompts = max(16, 3 * batches[-1]) if num_prompts is None else num_prompts
         if min(num_prompts, max_tokens, rounds) < 1 or tries < 0:
             raise BadInput("--num-prompts, --max-tokens and --rounds are 1 or more, --tries 0 or more.")
         task = _task(target, draft, _workload(prompts, num_prompts), batches, max_tokens, rounds, tries, names)

@@ -139,8 +139,8 @@ class SmallLinear(torch.nn.Module):
 
 @torch.inference_mode()
 def shrink(network: torch.nn.Module) -> None:
-    """8 bits for all Linears of a network in float32 on a CPU, where that is faster. For drafts: it changes them little, and the
-    text not at all."""
+    """8 bits for all Linears of a network in float32 on a CPU, where that is faster. For drafts: it changes them little, and
+    the text not at all."""
     linears = [m for m in network.modules() if isinstance(m, torch.nn.Linear) and m.in_features % GROUP == 0]
     if not linears:
         return
