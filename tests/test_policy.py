@@ -618,7 +618,7 @@ def test_a_policy_is_chosen_by_name_and_a_slip_is_said():
     assert isinstance(harness.engine(tiny.model("llama"), {"method": "ngram"}).policy, FixedPolicy)
     config, _ = parse_speculative({"method": "ngram", "policy": "adaptive"})
     assert config.num_speculative_tokens == 16
-    with pytest.raises(ConfigError, match="fixed or adaptive"):
+    with pytest.raises(ConfigError, match="fixed, adaptive or watch"):
         parse_speculative({"method": "ngram", "policy": "clever"})
 
 

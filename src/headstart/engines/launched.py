@@ -39,7 +39,7 @@ class LaunchedEngine(Elsewhere):
                 yield sessions
             except RequestFailed as error:
                 for child in children.values():
-                    if child.process.poll() is not None:
+                    if child.has_ended():
                         raise HeadstartError(f"{child.launch.engine} ended: {child.why()}") from error
                 raise
 

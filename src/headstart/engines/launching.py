@@ -27,6 +27,7 @@ from headstart.progress import note
 HOST = "127.0.0.1"
 PATIENCE = 1200.0  # seconds until a server has to be ready: large models load for long
 LOOK = 0.25  # seconds between two looks
+MOMENT = 0.5  # seconds in which one that broke off ends
 FAREWELL = 20.0  # seconds to end by itself
 TAIL = 12  # lines of a log that are shown where nobody knows what they mean
 RECENT = 400  # lines of a log in which it stands why a server ended that had been up
@@ -135,6 +136,14 @@ class Child:
         text, known = self._said(), self.cause(last)
         lines = "" if known else "\n" + "\n".join(text.rstrip().splitlines()[-TAIL:]) + "\n"
         return f"{known or ''}{lines} (All it said is in {self.log}.)".strip()
+
+    def has_ended(self) -> bool:
+        """Or is about to: a process lets go of its clients a moment before it is over."""
+        try:
+            self.process.wait(MOMENT)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
 
     def stop(self) -> None:
         """With everything that it has started. It is asked first."""
