@@ -20,7 +20,7 @@ from headstart.cli.options import (
     Temperature,
     option,
 )
-from headstart.config import SpeculativeConfig
+from headstart.config import AUTO, SpeculativeConfig
 from headstart.core import SamplingParams
 from headstart.progress import note, set_quiet, status
 
@@ -80,8 +80,8 @@ def demo(
 ) -> None:
     """Race plain decoding against speculation, and compare both texts token by token.
 
-    One model is loaded. Each prompt is first decoded plainly, then with the drafter: unless you name another, the neural head
-    that comes with the built-in model, and ngram on other models.
+    One model is loaded. Each prompt is first decoded plainly, then with the drafter: unless you name another, auto on the
+    built-in model, which has a neural head too (on a GPU that head alone), and ngram on other models.
     Accepted draft tokens are coloured. Exit code 1 means that the texts differ where they must not.
 
     Example: `headstart demo --drafter suffix --prompt "Repeat: to be or not to be"`
@@ -104,14 +104,15 @@ def demo(
 
 
 def _preset(engine: EngineOptions) -> dict[str, Any]:
-    """The head that comes along, in the shape that pays: rows are nearly free on a GPU, and dear on a CPU."""
+    """On a CPU whatever pays, with the head that comes along among it. On a GPU, where to know that takes a minute the first
+    time, that head in a shape that pays nearly everywhere."""
     from headstart.models.builtin import head_of
     from headstart.models.load import pick_device
 
     if head_of(engine.model, "eagle3") is None or engine.runner == "llamacpp":
         return {"method": "ngram"}
     if pick_device(engine.device).type == "cpu":
-        return {"method": "eagle3", "num_speculative_tokens": 2}
+        return {"method": AUTO}
     tree = {"tree": True, "num_draft_nodes": 15, "top_k": 8, "max_branches": 8, "p_split": 0.0}
     return {"method": "eagle3", "num_speculative_tokens": 6} | tree
 
