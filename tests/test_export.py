@@ -452,12 +452,15 @@ def test_trtllm_s_schedule_is_by_largest_batch(tmp_path: Path) -> None:
     found = export("trtllm", Order(tuned=tuned(tmp_path / "t.json", spoken)))
     own = yaml.safe_load(text_of(found))["speculative_config"]
     assert own["draft_len_schedule"] == {4: 5, 16: 2} and own["max_draft_len"] == 5
-    open_end = tuned(tmp_path / "u.json", spoken | {"batch_size_schedule": [[1, 4, 2], [5, 8, 5]]})
+    open_end = tuned(tmp_path / "u.json", spoken | {"batch_size_schedule": [[1, 4, 5], [5, 8, 2]]})
     found = export("trtllm", Order(tuned=open_end))
-    own = yaml.safe_load(text_of(found))["speculative_config"]
-    assert own["draft_len_schedule"] == {4: 2, 8: 2} and own["max_draft_len"] == 2
+    assert yaml.safe_load(text_of(found))["speculative_config"]["draft_len_schedule"] == {4: 5, 8: 2}
     assert any("nothing for more than 8 requests" in note for note in found.notes)
-    assert any("none is longer than 2 here" in note for note in found.notes)
+    rising = tuned(tmp_path / "v.json", spoken | {"batch_size_schedule": [[1, 4, 0], [5, 8, 5]]})
+    found = export("trtllm", Order(tuned=rising))
+    own = yaml.safe_load(text_of(found))["speculative_config"]
+    assert "draft_len_schedule" not in own and own["max_draft_len"] == 5
+    assert any("it is left out" in note for note in found.notes)
     old = export("trtllm", Order(tuned=open_end, version=(1, 1)))
     assert "draft_len_schedule" not in text_of(old) and any("before 1.2 has no word" in note for note in old.notes)
 

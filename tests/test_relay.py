@@ -259,6 +259,7 @@ FAILURES = {
     "the `quantization` argument (gptq).": "quantised with awq",
     "ValueError: torch.bfloat16 is not supported for quantization method awq.": "--dtype float16",
     "ValueError: method 'dflash' is not supported": "no such method",
+    "attention type is not supported\nOSError: [Errno 98] address already in use": "took its port",
     "TimeoutError: Timed out waiting for engine core processes to start.": "VLLM_ENGINE_READY_TIMEOUT_S",
     "what nobody has seen before": "what nobody has seen before",
 }
@@ -555,3 +556,21 @@ def test_a_machine_of_a_higher_rank_has_no_door(program) -> None:
     assert own.process.wait(60) == 0 and gone(family)
     command = own.log.read_text().splitlines()[0]
     assert "--headless" in command and "--node-rank 1" in command and "--pipeline-parallel-size 2" in command
+
+
+def test_a_length_that_is_no_number_gets_by_no_limit(environment, tmp_path) -> None:
+    with serving(environment, tmp_path / "log", max_output_tokens=9) as (url, _):
+        for asked in ({"max_tokens": "1000"}, {"max_tokens": -1}, {"max_tokens": 1000.0}, {"n": "8"}):
+            answer = web.post(f"{url}/v1/completions", json={"prompt": "a"} | asked)
+            assert answer.status_code == 400 and "whole number" in answer.json()["error"]["message"]
+        answer = web.post(f"{url}/v1/completions", json={"prompt": "a", "n_predict": 1000})
+        assert answer.json()["body"]["n_predict"] == 9
+
+
+def test_a_log_that_cannot_be_written_is_said(tmp_path) -> None:
+    from headstart.engines.launching import Child, Launch
+    from headstart.errors import HeadstartError
+
+    (tmp_path / "file").write_text("")
+    with pytest.raises(HeadstartError, match="cannot be written"):
+        Child(Launch("vLLM", ["true"], "http://127.0.0.1:9"), tmp_path / "file" / "log")

@@ -17,13 +17,13 @@ from headstart.advise.tune import Guess, Task, Tuned, best, config_of, decide, m
 from headstart.bench.workloads import Prompt, Workload
 from headstart.cli import app
 from headstart.config import parse_speculative
-from headstart.errors import BadInput
+from headstart.errors import BadInput, ConfigError
 from headstart.llm import LLM
 from headstart.policy import Errand, StepTimes
 from headstart.policy.costs import Costs, Work
 from headstart.policy.periods import Mode, Periods
 from headstart.scheduler import Plan
-from headstart.simulate import Machine
+from headstart.simulate import Machine, read_machine
 from headstart.traffic import Arrival, Seen, Trace, write_trace
 from tests import tiny
 
@@ -163,6 +163,16 @@ def test_a_schedule_where_numbers_of_requests_want_different_lengths(tmp_path) -
     assert read(tmp_path / "a" / "tuned.json") == decision
 
 
+def test_a_tree_is_switched_off_where_it_does_not_pay_and_chains_are_another_choice() -> None:
+    tree = [Guess(TREE, 1, 1.9, 1.8), Guess(TREE, 8, 0.9, 0.66)]
+    found = decide("target", Tuned([*tree, Guess(TWO, 1, 1.4, 1.4), Guess(TWO, 8, 0.9, 0.9)], {}), HEAD, (1, 8))
+    assert found.speculative["tree"] and found.speculative["num_draft_nodes"] == 8
+    assert found.speculative["num_speculative_tokens_per_batch_size"] == [[1, 2, 8], [3, 1 << 16, 0]]
+    assert "8 at once" not in found.reasons["method"] and not parse_speculative(found.speculative)[1]
+    chain = decide("target", Tuned([*tree, Guess(TWO, 1, 1.7, 1.7), Guess(TWO, 8, 1.2, 1.2)], {}), HEAD, (1, 8))
+    assert "tree" not in chain.speculative and chain.speculative["num_speculative_tokens"] == 2
+
+
 def test_nothing_is_a_decision_too() -> None:
     found = Tuned([Guess(TWO, 1, 1.2, 0.9), Guess(FOUR, 1, 1.01)], {})
     assert decide("target", found, HEAD, (1,)).speculative == {}
@@ -214,6 +224,16 @@ def test_recorded_traffic_alone_is_enough_for_drafters_without_weights(tmp_path)
     assert read(tmp_path / "tuned.json").speculative
 
 
+def test_numbers_of_requests_count_for_sparse_traffic_and_nothing_is_said_beyond_what_was_recorded(tmp_path) -> None:
+    ids = tuple(list(range(20, 30)) * 6)
+    seen = {"eagle3": tuple(Seen(i, (True, True, True)) for i in range(1, 49))}
+    apart = Trace(tuple(Arrival(5.0 * i, 10, 50, {}, ids[:10], ids[10:], seen) for i in range(4)))
+    found = tuning.from_traffic(apart, read_machine("gpu"), (1, 4), ("ngram",))
+    one, four = (next(g.predicted for g in found.at(n) if g.mode == Mode("ngram", 8, 8)) for n in (1, 4))
+    assert four < one
+    assert max(g.mode.depth for g in found.guesses if g.mode.drafter == "eagle3") == 3
+
+
 @pytest.mark.parametrize(
     ("args", "said"),
     [
@@ -251,7 +271,6 @@ def test_a_file_that_tune_did_not_write_is_said(tmp_path, text: str, said: str) 
 
 def test_what_was_tuned_is_what_runs(tmp_path) -> None:
     from headstart.cli.options import SpeculationOptions
-    from headstart.errors import ConfigError
 
     file = tmp_path / "tuned.json"
     Decision("x", {"method": "ngram", "num_speculative_tokens": 2}).write(file)
@@ -260,3 +279,35 @@ def test_what_was_tuned_is_what_runs(tmp_path) -> None:
         SpeculationOptions(tuned=str(file), drafter="suffix").config()
     Decision("x").write(file)
     assert SpeculationOptions(tuned=str(file)).config().method == "none"
+
+
+def test_what_traffic_alone_decided_names_no_target_and_no_head(tmp_path) -> None:
+    file = tmp_path / "tuned.json"
+    Decision("", {"method": "ngram", "num_speculative_tokens": 2}).write(file)
+    assert "Name the target" in CliRunner().invoke(app, ["export", "vllm", "--tuned", str(file)]).output
+    done = CliRunner().invoke(app, ["export", "vllm", "--tuned", str(file), "--target", "owner/name"])
+    assert done.exit_code == 0 and '"num_speculative_tokens": 2' in done.output.replace("'", '"')
+    Decision("", {"method": "eagle3", "num_speculative_tokens": 2}).write(file)
+    assert "add --head" in CliRunner().invoke(app, ["export", "vllm", "--tuned", str(file), "--target", "a/b"]).output
+
+
+def test_what_was_tuned_is_told_to_other_engines_as_far_as_they_have_it(tmp_path, capsys) -> None:
+    from headstart.cli.elsewhere import OtherOptions, method
+    from headstart.cli.options import SpeculationOptions
+
+    file = tmp_path / "tuned.json"
+    Decision("x", config_of(TREE, HEAD) | {"num_speculative_tokens_per_batch_size": [[1, 2, 8], [3, 65536, 0]]}).write(
+        file
+    )
+    spec = SpeculationOptions(tuned=str(file))
+    assert method(spec, OtherOptions(engine="vllm")).config == HEAD | {
+        "num_speculative_tokens": 4, "num_speculative_tokens_per_batch_size": [[1, 2, 4], [3, 65536, 0]],
+    }  # fmt: skip
+    assert "num_speculative_tokens_per_batch_size" not in method(spec, OtherOptions(engine="llamacpp")).config
+    assert "no trees" in (said := capsys.readouterr().err) and "no lengths by batch size" in said
+    for text, wrong in (
+        ('{"num_speculative_tokens": 3}', "names no method"),
+        ('{"method": "ngram", "num_speculative_tokens": "x"}', "'x' is not usable"),
+    ):
+        with pytest.raises(ConfigError, match=wrong):
+            method(SpeculationOptions(speculative_config=text), OtherOptions(engine="llamacpp"))

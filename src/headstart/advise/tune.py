@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from headstart.advise.decision import Decision
@@ -126,10 +126,9 @@ def acceptance(trace: Trace, name: str) -> list[float]:
 
 def _guess(loaded: Loaded, task: Task, texts: list[list[int]], advance: Advance) -> Tuned:
     advance("measuring this device")
-    spec = {"method": AUTO, "model": task.draft["model"]} if task.draft else {"method": "ngram", "policy": "adaptive"}
-    device = measure(loaded, spec, texts, task.tokens, task.batches)
+    devices = _devices(loaded, task, texts)
     out = Tuned([], {})
-    modes = [m for m in modes_of(task) if device.knows(m)]
+    modes = [m for m in modes_of(task) if devices[m.drafter].knows(m)]
     traces: dict[str, Trace] = {}
     for name, own in _by_watch(modes).items():
         advance(f"watching {name}")
@@ -137,7 +136,7 @@ def _guess(loaded: Loaded, task: Task, texts: list[list[int]], advance: Advance)
         traces[name] = watched.trace
         out.acceptance[name] = acceptance(watched.trace, own[0].drafter)
         advance(f"predicting {name}")
-        out.guesses += predict(watched.trace, own, task.batches, _machines(device, watched))
+        out.guesses += predict(watched.trace, own, task.batches, _machines(devices[own[0].drafter], watched))
     if not traces:  # texts are needed all the same
         advance("answering")
         traces["plain"] = watch(loaded, {"method": "ngram"}, texts, task.tokens, max(task.batches)).trace
@@ -145,7 +144,22 @@ def _guess(loaded: Loaded, task: Task, texts: list[list[int]], advance: Advance)
     for mode in (m for m in modes if m.drafter in WEIGHTLESS):
         advance(f"predicting {mode}")
         work = weightless(trace, mode.drafter, mode.depth)
-        out.guesses += predict(trace, [mode], task.batches, _machines(device, Watched(trace, work, 0.0)))
+        out.guesses += predict(trace, [mode], task.batches, _machines(devices[mode.drafter], Watched(trace, work, 0.0)))
+    return out
+
+
+def _devices(loaded: Loaded, task: Task, texts: list[list[int]]) -> dict[str, Device]:
+    """What steps take, by drafter. Where whole steps are timed and there is no head, each drafter has to be by itself."""
+    if task.draft:
+        spec = {"method": AUTO, "model": task.draft["model"]}
+        device = measure(loaded, spec, texts, task.tokens, task.batches)
+        return dict.fromkeys((*task.methods, str(task.draft["method"])), device)
+    out: dict[str, Device] = {}
+    for name in task.methods:
+        device = measure(loaded, {"method": name, "policy": "adaptive"}, texts, task.tokens, task.batches)
+        if device.periods is None:
+            return dict.fromkeys(task.methods, device)
+        out[name] = device
     return out
 
 
@@ -214,27 +228,30 @@ def decide(target: str, tuned: Tuned, draft: Mapping[str, Any], batches: Sequenc
     tried = {m: own for m, own in by_mode.items() if any(g.measured is not None for g in own.values())} or by_mode
     if not tried:
         return Decision(target)
-    methods = {m.drafter for m in tried}
-    ways = {name: _way(name, tried, batches) for name in methods}
-    name = max(ways, key=lambda n: _mean(ways[n].values()))
-    way = {n: g for n, g in ways[name].items() if g is not None}
+    ways = {family: _way(family, tried, batches) for family in {_family(m) for m in tried}}
+    family = max(ways, key=lambda f: _mean(ways[f].values()))
+    way = {n: g for n, g in ways[family].items() if g is not None}
     if not way:
         return Decision(target, {}, {"method": "nothing pays here: plain decoding is the fastest."})
-    deepest = max((g.mode for g in way.values()), key=lambda m: m.nodes)
-    config = config_of(deepest, draft)
+    config = config_of(max((g.mode for g in way.values()), key=lambda m: m.nodes), draft)
     reasons = {"method": _why(way), "num_speculative_tokens": f"the most that pays, of {len(tried)} settings."}
-    schedule = _schedule(ways[name], batches) if deepest.nodes == deepest.depth else []
-    if schedule and len({tokens for _, _, tokens in schedule}) > 1:
+    schedule = _schedule(ways[family], batches)
+    if len({nodes for _, _, nodes in schedule}) > 1:
         config["num_speculative_tokens_per_batch_size"] = schedule
         reasons["num_speculative_tokens_per_batch_size"] = "as many tokens as pay at each number of requests."
     return Decision(target, config, reasons)
 
 
-def _way(name: str, tried: Mapping[Mode, Mapping[int, Guess]], batches: Sequence[int]) -> dict[int, Guess | None]:
-    """The best of this method at each number of requests, where it pays."""
+def _family(mode: Mode) -> str:
+    """Settings that one config can change between: chains of one method. A tree is by itself, or off."""
+    return mode.drafter if mode.nodes == mode.depth else str(mode)
+
+
+def _way(family: str, tried: Mapping[Mode, Mapping[int, Guess]], batches: Sequence[int]) -> dict[int, Guess | None]:
+    """The best of these settings at each number of requests, where it pays."""
     out: dict[int, Guess | None] = {}
     for n in batches:
-        own = [guesses[n] for mode, guesses in tried.items() if mode.drafter == name and n in guesses]
+        own = [guesses[n] for mode, guesses in tried.items() if _family(mode) == family and n in guesses]
         first = max(own, key=lambda g: g.best_known, default=None)
         out[n] = first if first is not None and first.best_known >= PAYS else None
     return out
@@ -246,12 +263,12 @@ def _mean(guesses: Iterable[Guess | None]) -> float:
 
 
 def _schedule(way: Mapping[int, Guess | None], batches: Sequence[int]) -> list[list[int]]:
-    """From, to, tokens: what holds for a number of requests holds up to half-way to the next, by factors."""
+    """From, to, nodes: what holds for a number of requests holds up to half-way to the next, by factors."""
     out, low = [], 1
     for n, after in zip(batches, [*batches[1:], None], strict=True):
         high = int(math.sqrt(n * after)) if after is not None else 1 << 16
         guess = way[n]
-        out.append([low, high, guess.mode.depth if guess is not None else 0])
+        out.append([low, high, guess.mode.nodes if guess is not None else 0])
         low = high + 1
     return out
 
@@ -280,9 +297,15 @@ def tune(loaded: Loaded, task: Task, advance: Advance = lambda what: None) -> tu
 def from_traffic(trace: Trace, machine: Machine, batches: Sequence[int], methods: Sequence[str]) -> Tuned:
     """Without a model: drafters that need none are run on the tokens of recorded traffic."""
     modes = [Mode(name, n, n) for name in methods for n in CHAINS[name]]
+    trace = replace(trace, requests=tuple(replace(r, arrival=0.0) for r in trace.requests))
     recorded = [name for name in trace.drafters if name not in WEIGHTLESS]
-    modes += [Mode(name, n, n) for name in recorded for n in MODEL_CHAINS]
+    modes += [Mode(name, n, n) for name in recorded for n in MODEL_CHAINS if n <= _recorded_depth(trace, name)]
     return Tuned(predict(trace, modes, batches, lambda mode: machine), {n: acceptance(trace, n) for n in recorded})
+
+
+def _recorded_depth(trace: Trace, name: str) -> int:
+    """Of its deepest draft: what lies beyond was never seen."""
+    return max((len(s.right) for r in trace.requests for s in r.seen.get(name, ())), default=0)
 
 
 def parts(task: Task) -> int:

@@ -11,7 +11,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -32,6 +32,8 @@ log = logging.getLogger("headstart.engines")
 PANEL = "Other engines"
 HERE, OTHERS = "headstart", ("vllm", "llamacpp", "tabbyapi")
 BACKENDS = ("ray", "mp")
+TREES = ("tree", "num_draft_nodes", "top_k", "max_branches", "p_split")  # keys of trees in what tune writes
+SCHEDULE = "num_speculative_tokens_per_batch_size"
 SLOTS = 4  # requests at once in llama.cpp where nobody says: each has its context from the start
 SHARE = 4  # of a CPU's free memory, one part is for KV where nobody says
 MULTIPLE = (
@@ -157,7 +159,9 @@ def method(spec: SpeculationOptions, other: OtherOptions) -> Method:
     from headstart.config import METHOD_ALIASES
 
     given = spec._shorthands()
-    if spec.speculative_config is not None:
+    if spec.tuned is not None:
+        config = _without_trees(spec._decided(given) or {"method": "none"}, other)
+    elif spec.speculative_config is not None:
         if given:
             raise ConfigError(
                 f"--speculative-config says everything: leave out {_flags(given)} or put it into the JSON."
@@ -167,6 +171,7 @@ def method(spec: SpeculationOptions, other: OtherOptions) -> Method:
         if trees := [name for name in ("tree", "static_tree") if name in given]:
             raise BadInput(f"{other.name} verifies no trees: leave out {_flags(trees)}.")
         config = _complete({k: v for k, v in given.items() if k not in ("verification", "policy")}, "none")
+    _check(config)
     name = METHOD_ALIASES.get(str(config.get("method")), str(config.get("method")))
     if name == "none":
         return Method("none")
@@ -178,7 +183,31 @@ def method(spec: SpeculationOptions, other: OtherOptions) -> Method:
 def _config(text: str) -> dict[str, Any]:
     if not text.lstrip().startswith("{"):
         return {"method": text}
-    return dict(parse_json(text, "--speculative-config"))
+    found = parse_json(text, "--speculative-config")
+    if not isinstance(found, dict):
+        raise ConfigError("--speculative-config should be a JSON object.")
+    return found if "method" in found or "model" not in found else {"method": "draft_model"} | found
+
+
+def _check(config: Mapping[str, Any]) -> None:
+    """What we write on the other engine's command line ourselves."""
+    if not isinstance(config.get("method"), str):
+        raise ConfigError('The speculative config names no method: add one, such as "method": "ngram".')
+    tokens = config.get("num_speculative_tokens", 1)
+    if not isinstance(tokens, int) or isinstance(tokens, bool) or tokens < 1:
+        raise ConfigError(f"num_speculative_tokens={tokens!r} is not usable: expected a whole number of at least 1.")
+
+
+def _without_trees(tuned: dict[str, Any], other: OtherOptions) -> dict[str, Any]:
+    """What was tuned, as far as the other engine has it; the rest is said."""
+    if tuned.get("tree"):
+        note(f"{other.name} verifies no trees, which --tuned names: it drafts chains of that depth.")
+        depth, rows = int(tuned["num_speculative_tokens"]), tuned.get(SCHEDULE)
+        tuned = {k: v for k, v in tuned.items() if k not in TREES}
+        tuned |= {SCHEDULE: [[low, high, min(n, depth)] for low, high, n in rows]} if rows else {}
+    if other.name != "vllm" and tuned.pop(SCHEDULE, None) is not None:
+        note(f"{other.name} has no lengths by batch size, which --tuned names: all drafts are of one length.")
+    return tuned
 
 
 def order(

@@ -244,7 +244,7 @@ def _sentences(decision: Decision, out: str | None) -> list[str]:
     lines = ["", f"Best here: {decision.reasons['method']}", f"  --speculative-config {shlex.quote(told)}"]
     if out is not None:
         note(f"Written to {out}.")
-        if decision.target:
-            lines.append(f"  headstart serve {shlex.quote(decision.target)} --tuned {shlex.quote(out)}")
-            lines.append(f"  headstart export vllm --target {shlex.quote(decision.target)} --tuned {shlex.quote(out)}")
+        target = shlex.quote(decision.target) if decision.target else "MODEL"
+        lines.append(f"  headstart serve {target} --tuned {shlex.quote(out)}")
+        lines.append(f"  headstart export vllm --target {target} --tuned {shlex.quote(out)}")
     return lines

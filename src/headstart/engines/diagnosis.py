@@ -60,8 +60,9 @@ KNOWN: tuple[tuple[str, str], ...] = (  # what stands in a log, and what that me
         "this GPU is too old for how the weights are quantised: take another quantisation of the model.",
     ),
     (
-        r"((?:method|type)[^\n]{0,80}(?:is not supported|not implemented|invalid choice|Unsupported speculative)|"
-        r"Unknown speculative|unknown speculative type|validation errors? for SpeculativeConfig\s+method)",
+        r"(spec(?:ulati\w+)?[-_ ](?:decoding|method|type|config)[^\n]{0,80}(?:not supported|not implemented|invalid choice)|"
+        r"\bmethod ['\"][\w-]+['\"] is not supported|(?:Unknown|Unsupported) speculative|"
+        r"unknown speculative type|validation errors? for SpeculativeConfig\s+method)",
         "this version has no such method of speculation: choose another, or a newer version.",
     ),
     (
@@ -111,10 +112,14 @@ KNOWN: tuple[tuple[str, str], ...] = (  # what stands in a log, and what that me
     (r"No module named ['\"]?([\w.]+)", "the Python module {0} is missing there."),
 )
 
+LAST = 60  # lines of a log in which the cause stands, mostly
+
 
 def diagnose(log: str) -> str | None:
     """The cause and the remedy, where one is known."""
-    for pattern, meaning in KNOWN:
-        if found := re.search(pattern, log, re.IGNORECASE):
-            return meaning.format(*found.groups())
+    last = "\n".join(log.splitlines()[-LAST:])  # before that stand warnings, which did not end it
+    for text in (last, log):
+        for pattern, meaning in KNOWN:
+            if found := re.search(pattern, text, re.IGNORECASE):
+                return meaning.format(*found.groups())
     return None

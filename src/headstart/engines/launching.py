@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import httpx
 
@@ -95,8 +95,7 @@ class Child:
 
     def __init__(self, launch: Launch, log: Path) -> None:
         self.launch, self.log = launch, log
-        log.parent.mkdir(parents=True, exist_ok=True)
-        with log.open("wb") as stream:
+        with _opened(log) as stream:
             stream.write(f"$ {shlex.join(launch.command)}\n".encode())
             stream.flush()
             try:
@@ -166,6 +165,14 @@ class Child:
         """Bytes of main memory that its processes hold; None where that cannot be read."""
         pages = [_pages(folder, self.process.pid) for folder in Path("/proc").glob("[0-9]*")]
         return sum(pages) * os.sysconf("SC_PAGE_SIZE") or None
+
+
+def _opened(log: Path) -> BinaryIO:
+    try:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        return log.open("wb")
+    except OSError as error:
+        raise HeadstartError(f"The log {log} cannot be written: {error.strerror}.") from error
 
 
 def _pages(folder: Path, group: int) -> int:

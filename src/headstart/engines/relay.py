@@ -58,7 +58,13 @@ LENGTHS = {
     "/v1/responses": "max_output_tokens",
     "/v1/messages": "max_tokens",
 }
-LIMITED = ("max_tokens", "max_completion_tokens", "max_output_tokens")
+LIMITED = (
+    "max_tokens",
+    "max_completion_tokens",
+    "max_output_tokens",
+    "n_predict",
+    "max_length",
+)  # engines' own names, too
 OURS = {"speculative": True, "show_drafts": False, "metrics": False}  # fields that only we have, with what says nothing
 EMPTY: dict[str, Any] = {}  # says nothing either
 PASSED = ("accept", "traceparent", "tracestate")  # headers that go on to the child
@@ -142,7 +148,7 @@ class Relay:
             asked = asked | ({} if usual is None else {name: usual})
         if most is None:
             return asked
-        return {k: min(v, most) if k in LIMITED and isinstance(v, int) else v for k, v in asked.items()}
+        return {k: min(_whole_number(k, v), most) if k in LIMITED else v for k, v in asked.items()}
 
     def _request(self, request: Request, path: str, content: bytes) -> httpx.Request:
         headers = {name: request.headers[name] for name in PASSED if name in request.headers}
@@ -179,7 +185,9 @@ class Relay:
         finally:
             for one in (task, over):
                 one.cancel()
-            await asyncio.gather(task, over, return_exceptions=True)
+            found, _ = await asyncio.gather(task, over, return_exceptions=True)
+            if isinstance(found, httpx.Response) and _is_cancelled():  # nobody will get it
+                await found.aclose()
 
     async def _broke(self, failure: httpx.HTTPError) -> Gone:
         """It takes a moment from the last byte of a process to its end."""
@@ -217,6 +225,11 @@ class Relay:
         return answer.text if answer.status_code == 200 else ""
 
 
+def _is_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
 async def _body(request: Request) -> bytes:
     try:
         return await request.body()
@@ -239,9 +252,17 @@ def _refused(engine: str, name: str) -> str:
 
 def _count(asked: Mapping[str, Any]) -> int:
     """Answers that are to be made."""
-    n, prompt = asked.get("n", 1), asked.get("prompt")
+    prompt = asked.get("prompt")
+    n = max(_whole_number(name, asked.get(name, 1)) for name in ("n", "best_of"))
     several = isinstance(prompt, list) and prompt and not isinstance(prompt[0], int)
-    return max(1, n if isinstance(n, int) else 1) * (len(prompt) if several and prompt else 1)
+    return max(1, n) * (len(prompt) if several and prompt else 1)
+
+
+def _whole_number(name: str, value: Any) -> int:
+    """What is none would be something else to the child than to us."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise BadInput(f"{name!r} should be a whole number from 0 on.")
+    return value
 
 
 # ------------------------------------------------------------------ answers

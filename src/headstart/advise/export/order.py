@@ -48,8 +48,8 @@ class Order:
 
 def wish_of(order: Order) -> Wish:
     tuned = read(order.tuned) if order.tuned is not None else None
-    name = order.target or (tuned.target if tuned is not None else None)
-    if name is None:
+    name = order.target or (tuned.target if tuned is not None else "")
+    if not name:
         raise BadInput("Name the target: --target MODEL, or --tuned with a file that names it.")
     notes = _other_target(order, tuned)
     target = _model(name, notes)
@@ -151,10 +151,11 @@ def _spoken(order: Order, tuned: Decision | None) -> dict[str, Any]:
         out["method"] = "draft_model"
     if model is not None:
         out["model"] = model
-    if tuned is None and out.get("method") == "draft_model" and model is None:
+    named = out.get("method")
+    if named == "draft_model" and "model" not in out:
         raise BadInput("--method draft_model needs the model that drafts: add --draft MODEL.")
-    if tuned is None and method in HEADS and method != "mtp" and model is None:
-        raise BadInput(f"--method {method} needs the head: add --head FOLDER.")
+    if named in HEADS and named != "mtp" and "model" not in out:
+        raise BadInput(f"--method {named} needs the head: add --head FOLDER.")
     return _lengths(order, out)
 
 

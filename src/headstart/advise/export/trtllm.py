@@ -102,20 +102,26 @@ def _tree(wish: Wish) -> list[Setting]:
 
 
 def _scheduled(wish: Wish) -> bool:
-    return bool(wish.config.batch_size_schedule) and _new(wish)
+    return bool(wish.config.batch_size_schedule) and _new(wish) and _falls(wish)
+
+
+def _falls(wish: Wish) -> bool:
+    """The length for the smallest batches has to be the longest of all."""
+    rows = steps(wish.config.batch_size_schedule, wish.tokens)
+    return rows[0][2] == max(tokens for _, _, tokens in rows)
 
 
 def _table(wish: Wish) -> dict[int, int]:
     """By the largest batch that a length is for. Behind the last one nothing is drafted, so that needs no row."""
     rows = steps(wish.config.batch_size_schedule, wish.tokens)
-    table = {high: min(tokens, rows[0][2]) for _, high, tokens in rows}
+    table = {high: tokens for _, high, tokens in rows}
     while len(table) > 1 and not table[max(table)]:
         table.pop(max(table))
     return table
 
 
 def longest(wish: Wish) -> int:
-    """The length for the smallest batches has to be the longest of all."""
+    """Of all drafts."""
     if _scheduled(wish) and not wish.config.tree:
         return steps(wish.config.batch_size_schedule, wish.tokens)[0][2]
     return wish.tokens
@@ -142,13 +148,13 @@ def _remarks(wish: Wish) -> list[str]:
 
 def _of_table(wish: Wish) -> list[str]:
     rows = steps(wish.config.batch_size_schedule, wish.tokens)
+    if not _falls(wish):
+        return [
+            "TensorRT-LLM wants the longest drafts for the smallest batches, and this schedule has not: it is left out."
+        ]
     out = ["TensorRT-LLM calls draft_len_schedule an interface for developers: it may change."]
-    if rows[-1][2]:
+    if rows[-1][2] and rows[-1][1] < 1 << 16:
         out.append(f"TensorRT-LLM drafts nothing for more than {rows[-1][1]} requests, where the schedule ends.")
-    if any(tokens > rows[0][2] for _, _, tokens in rows):
-        out.append(
-            f"TensorRT-LLM wants the longest drafts for the smallest batches: none is longer than {rows[0][2]} here."
-        )
     return out
 
 
