@@ -32,6 +32,7 @@ import report
 from headstart import LLM, SamplingParams
 from headstart.models.load import load
 from headstart.rehearse import prepare
+from headstart.shapes import GROWN
 
 console = Console(width=170)
 MIXED, NOISE, CODE, MATHS = "mixed", "noise", "code", "maths"
@@ -93,8 +94,7 @@ def way(name: str) -> dict[str, Any]:
         spec["suffix_max_requests"] = 0
     nodes, _, depth = size.partition("x")
     if depth:
-        more = {"tree": True, "top_k": 8, "max_branches": 8, "p_split": 0.0, "num_draft_nodes": int(nodes)}
-        return spec | more | {"num_speculative_tokens": int(depth)}
+        return spec | GROWN | {"num_draft_nodes": int(nodes), "num_speculative_tokens": int(depth)}
     return spec | ({"num_speculative_tokens": int(nodes)} if nodes else {})
 
 

@@ -126,7 +126,9 @@ def test_panels_fit_the_terminal(columns: int, height: int) -> None:
 def test_the_built_in_prompts_and_the_head_that_comes_along() -> None:
     found = json.loads(headstart("demo", "--json", "--max-tokens", "16").stdout)
     assert found["identical"] and found["model"] == "smollm2" and found["speculative"]["method"] == "auto"
-    assert all(p["speculative"]["stats"]["tokens"] > 0 for p in found["prompts"])
+    own = json.loads(headstart("demo", "--json", "--max-tokens", "16", "--drafter", "eagle3", "-k", "2").stdout)
+    assert own["identical"] and own["speculative"]["method"] == "eagle3"
+    assert own["prompts"][1]["speculative"]["stats"]["block_efficiency"] > 1.5
 
 
 @pytest.mark.real

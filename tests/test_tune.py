@@ -110,7 +110,7 @@ def test_a_device_whose_whole_steps_are_known_is_predicted_from_them() -> None:
     periods = Periods()
     for mode, seconds in ((None, 1.0), (TWO, 1.2), (FOUR, 1.6), (Mode("eagle3", 15, 5), 3.0)):
         periods.put(mode, 1, seconds)
-    device = watched.Device(Machine("here", Costs(), {}), periods, (TWO, FOUR, Mode("eagle3", 15, 5)), (0.0, 0.5))
+    device = watched.Device(Machine("here", Costs(), {}), periods, (TWO, FOUR, Mode("eagle3", 15, 5)), 0.5)
     three = device.with_drafter(Mode("eagle3", 3, 3), Work(), 0.0)
     assert three.errand(Errand("eagle3", 1, 3, 3), 1) == pytest.approx(0.4), "between two and four"
     assert device.with_drafter(Mode("eagle3", 5, 5), Work(), 0.0).errand(Errand("eagle3", 1, 5, 5), 1) == pytest.approx(

@@ -33,6 +33,7 @@ USUAL_SIZES: tuple[Size, ...] = (
     (4, 4),
     (15, 5),
 )  # of drafts on a device, where a policy chooses: few, since each has graphs of its own
+GROWN = {"tree": True, "top_k": 8, "max_branches": 8, "p_split": 0.0}  # options of trees that branch freely
 GUESS = (
     0.6,
     0.35,

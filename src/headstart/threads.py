@@ -5,10 +5,24 @@ a quarter of its speed. So nothing but the engine's own thread may keep a team."
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 T = TypeVar("T")
+
+
+@contextmanager
+def beside(work: Callable[[threading.Event], None], name: str) -> Iterator[None]:
+    """This runs on a thread of its own while the body does; then it is told that all is over, and waited for."""
+    over = threading.Event()
+    thread = threading.Thread(target=work, args=(over,), name=name, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 def apart(work: Callable[[], T]) -> T:

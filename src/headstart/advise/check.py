@@ -350,6 +350,16 @@ RULES: Mapping[str, Callable[[Pair, Relation | None], list[Finding]]] = {
 }
 
 
+def capability_here() -> float | None:
+    """Of this machine's GPU, if it has one."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return None
+    major, minor = torch.cuda.get_device_capability()
+    return major + minor / 10
+
+
 def capability_of(gpu: str) -> float | None:
     """By the name that people give it."""
     plain = gpu.upper().replace("RTX", "").replace("GTX", "").replace("TESLA", "").replace(" ", "")

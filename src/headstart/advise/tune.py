@@ -20,9 +20,11 @@ from headstart.bench.run import Plan
 from headstart.bench.run import run as run_bench
 from headstart.bench.summary import summarise
 from headstart.bench.workloads import Workload
+from headstart.config import AUTO
 from headstart.drafters import WEIGHTLESS
 from headstart.errors import BadInput
 from headstart.policy.periods import Mode
+from headstart.shapes import GROWN
 from headstart.simulate import DEEPEST, Entrant, Machine, Setting, compare
 from headstart.traffic import Trace
 
@@ -32,9 +34,7 @@ if TYPE_CHECKING:
 CHAINS = {"ngram": (2, 3, 4, 6, 8), "suffix": (4, 8, 16)}
 MODEL_CHAINS = (1, 2, 3, 4, 5, 6, 8)  # of heads and draft models
 TREES = ((8, 4), (15, 5))  # nodes and levels
-AUTO = "auto"
 PAYS = 1.02  # times plain decoding, from which on a setting is worth it
-GOOD = 0.15  # how far a prediction may be off
 Advance = Callable[[str], None]
 
 
@@ -88,9 +88,7 @@ def config_of(mode: Mode, draft: Mapping[str, Any]) -> dict[str, Any]:
     """As Headstart and vLLM take it; trees are Headstart's."""
     own = {"method": mode.drafter, "num_speculative_tokens": mode.depth}
     own |= {"model": draft["model"]} if draft.get("method") == mode.drafter and "model" in draft else {}
-    if mode.nodes > mode.depth:
-        own |= {"tree": True, "num_draft_nodes": mode.nodes, "top_k": 8, "max_branches": 8, "p_split": 0.0}
-    return own
+    return own | (GROWN | {"num_draft_nodes": mode.nodes} if mode.branches else {})
 
 
 def modes_of(task: Task) -> list[Mode]:
@@ -109,8 +107,7 @@ def predict(
     """Each setting over this trace, as if all requests had come at once."""
     found = []
     for mode in modes:
-        size = str(mode.depth) if mode.nodes == mode.depth else f"{mode.nodes}x{mode.depth}"
-        entrant = Entrant.parse(f"fixed:{mode.drafter}:{size}")
+        entrant = Entrant.parse(f"fixed:{mode.drafter}:{mode.size}")
         for at_once in batches:
             _, own = compare(trace, [entrant], machine(mode), Setting(at_once))
             found.append(Guess(mode, at_once, own.less))
@@ -129,18 +126,17 @@ def _guess(loaded: Loaded, task: Task, texts: list[list[int]], advance: Advance)
     devices = _devices(loaded, task, texts)
     out = Tuned([], {})
     modes = [m for m in modes_of(task) if devices[m.drafter].knows(m)]
-    traces: dict[str, Trace] = {}
+    trace: Trace | None = None
     for name, own in _by_watch(modes).items():
         advance(f"watching {name}")
         watched = _watch(loaded, task, own, texts)
-        traces[name] = watched.trace
+        trace = trace or watched.trace
         out.acceptance[name] = acceptance(watched.trace, own[0].drafter)
         advance(f"predicting {name}")
         out.guesses += predict(watched.trace, own, task.batches, _machines(devices[own[0].drafter], watched))
-    if not traces:  # texts are needed all the same
+    if trace is None:  # texts are needed all the same
         advance("answering")
-        traces["plain"] = watch(loaded, {"method": "ngram"}, texts, task.tokens, max(task.batches)).trace
-    trace = next(iter(traces.values()))
+        trace = watch(loaded, {"method": "ngram"}, texts, task.tokens, max(task.batches)).trace
     for mode in (m for m in modes if m.drafter in WEIGHTLESS):
         advance(f"predicting {mode}")
         work = weightless(trace, mode.drafter, mode.depth)
@@ -168,7 +164,7 @@ def _by_watch(modes: Iterable[Mode]) -> dict[str, list[Mode]]:
     out: dict[str, list[Mode]] = {}
     for mode in modes:
         if mode.drafter not in WEIGHTLESS:
-            out.setdefault(mode.drafter if mode.nodes == mode.depth else str(mode), []).append(mode)
+            out.setdefault(_family(mode), []).append(mode)
     return out
 
 
@@ -212,11 +208,7 @@ def _try(loaded: Loaded, task: Task, out: Tuned, advance: Advance) -> None:
 def _held(guess: Guess, found: Mapping[tuple[str, int], Any], plain: Mapping[int, float]) -> Guess:
     """Against what was measured, if it was."""
     own = found.get((str(guess.mode), guess.at_once))
-    return (
-        guess
-        if own is None
-        else Guess(guess.mode, guess.at_once, guess.predicted, own.tokens_per_second / plain[guess.at_once])
-    )
+    return guess if own is None else replace(guess, measured=own.tokens_per_second / plain[guess.at_once])
 
 
 # ------------------------------------------------------------------ deciding
@@ -244,7 +236,7 @@ def decide(target: str, tuned: Tuned, draft: Mapping[str, Any], batches: Sequenc
 
 def _family(mode: Mode) -> str:
     """Settings that one config can change between: chains of one method. A tree is by itself, or off."""
-    return mode.drafter if mode.nodes == mode.depth else str(mode)
+    return str(mode) if mode.branches else mode.drafter
 
 
 def _way(family: str, tried: Mapping[Mode, Mapping[int, Guess]], batches: Sequence[int]) -> dict[int, Guess | None]:

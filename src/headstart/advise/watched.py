@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 SIZES, TOKENS = (1, 2, 4, 8), 6  # drafts of these sizes are timed, for so many tokens each
 CROWD = 16  # requests whose plain steps are looked at, at most
+NOBODY = Mode("none", 0, 0)
 ASKED = 200  # places of a text at which drafters without weights are timed
 Texts = Sequence[Sequence[int]]  # prompts, as token ids
 
@@ -149,7 +150,7 @@ class Device:
     machine: Machine  # by rows; not known where whole steps are timed
     periods: Periods | None = None
     modes: tuple[Mode, ...] = ()  # of which whole steps were timed
-    prompt: tuple[float, float] = (0.0, 0.0)  # how much longer a step with prompts takes, and for each of their tokens
+    prompt: float = 0.0  # how much longer a step takes for each token of a prompt
 
     def with_drafter(self, mode: Mode, work: Work, reading: float) -> Machine:
         """Where this is drafted, and nothing else."""
@@ -161,10 +162,7 @@ class Device:
 
     def knows(self, mode: Mode) -> bool:
         """Whether it is known what steps with such drafts take."""
-        wide = mode.nodes > mode.depth
-        return self.periods is None or any(
-            m.drafter == mode.drafter and (m.nodes > m.depth) == wide for m in self.modes
-        )
+        return self.periods is None or bool(_alike(self.modes, mode))
 
 
 @dataclass(frozen=True)
@@ -173,23 +171,24 @@ class Rehearsed(Machine):
 
     periods: Periods = field(default_factory=Periods)
     modes: tuple[Mode, ...] = ()
-    mode: Mode | None = None
-    prompt: tuple[float, float] = (0.0, 0.0)
+    mode: Mode = NOBODY
+    prompt: float = 0.0
 
     def forward(self, plan: Plan, rows: int, reach: float) -> float:
-        once, each = self.prompt if plan.num_prefill_tokens else (0.0, 0.0)
-        company = max(1, len(plan.ready))
-        read = self.periods.reading(self.mode.drafter, company) if self.mode and plan.num_prefill_tokens else 0.0
-        return self.periods.of(None, company) + once + each * plan.num_prefill_tokens + read
+        company, prefill = max(1, len(plan.ready)), plan.num_prefill_tokens
+        read = self.periods.reading(self.mode.drafter, company) if prefill else 0.0
+        return self.periods.of(None, company) + self.prompt * prefill + read
 
     def errand(self, errand: Errand, company: int) -> float:
         """Between modes that were timed, a line."""
-        assert self.mode is not None
-        wide, depth = self.mode.nodes > self.mode.depth, self.mode.depth
-        own = sorted(m for m in self.modes if m.drafter == self.mode.drafter and (m.nodes > m.depth) == wide)
-        sizes = [m.nodes if wide else m.depth for m in own]
+        own = _alike(self.modes, self.mode)
         extras = [self.periods.extra(m, errand.requests, company) for m in own]
-        return max(0.0, _between(sizes, extras, self.mode.nodes if wide else depth))
+        return max(0.0, _between([m.nodes for m in own], extras, self.mode.nodes))
+
+
+def _alike(modes: Iterable[Mode], mode: Mode) -> list[Mode]:
+    """Chains of the same drafter, or trees, small ones first."""
+    return sorted(m for m in modes if m.drafter == mode.drafter and m.branches == mode.branches)
 
 
 def _between(x: Sequence[float], y: Sequence[float], at: float) -> float:
@@ -209,10 +208,9 @@ def measure(loaded: Loaded, spec: Mapping[str, Any], texts: Texts, tokens: int, 
     options: dict[str, Any] = {"max_num_seqs": max(batches), "share_prefixes": False}
     with LLM(loaded, speculative=dict(spec), **options) as llm:
         some, off = [texts[i % len(texts)] for i in range(min(CROWD, max(batches)))], {"enabled": False}
-        llm.generate(some, params, speculative=off)
+        llm.generate(some, replace(params, max_tokens=TOKENS), speculative=off)  # what happens once happens now
         with steps_of(llm) as steps:
-            for _ in range(2):
-                llm.generate(some, params, speculative=off)
+            llm.generate(some, params, speculative=off)
         policy = llm.engine.policy
         if isinstance(policy, AheadPolicy):
             modes = policy.modes(list(llm.engine.drafting.drafters))
@@ -222,15 +220,8 @@ def measure(loaded: Loaded, spec: Mapping[str, Any], texts: Texts, tokens: int, 
         return Device(Machine("here", policy.costs, {}, float(np.median(around or [0.0]))))
 
 
-def _prompts(steps: Sequence[StepTimes], periods: Periods) -> tuple[float, float]:
-    """How much longer steps with prompts took: once, and for each token."""
-    rows = [
-        (1.0, s.num_prefill_tokens, s.period - periods.of(None, max(1, s.produced)))
-        for s in steps
-        if s.num_prefill_tokens
-    ]
-    if not rows:
-        return 0.0, 0.0
-    table = np.array(rows)
-    each = max(0.0, float(np.sum(table[:, 2]) / np.sum(table[:, 1])))
-    return 0.0, each
+def _prompts(steps: Sequence[StepTimes], periods: Periods) -> float:
+    """How much longer steps with prompts took, for each token of these."""
+    own = [s for s in steps if s.num_prefill_tokens]
+    more = sum(s.period - periods.of(None, max(1, s.produced)) for s in own)
+    return max(0.0, more) / max(1, sum(s.num_prefill_tokens for s in own))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, repeat
@@ -13,7 +12,7 @@ import typer
 
 from headstart.bench.records import BASELINE
 from headstart.cli.groups import expand
-from headstart.cli.options import MODEL, SPECULATION, EngineOptions, Json, Quiet, option, parse_bytes
+from headstart.cli.options import MODEL, SPECULATION, EngineOptions, Json, Quiet, engine_words, option, parse_bytes
 from headstart.errors import BadInput
 from headstart.progress import bar, note, set_quiet
 
@@ -330,16 +329,9 @@ def _launched(
         draft_tensor_parallel=classic.draft_tensor_parallel_size,
         at_once=classic.max_num_seqs or 0,
         trust_remote_code=engine.trust_remote_code,
-        more=_words(work.engine_args),
+        more=engine_words(work.engine_args),
     )
     return LaunchedEngine(name, where, order, out / "logs")
-
-
-def _words(text: str) -> tuple[str, ...]:
-    try:
-        return tuple(shlex.split(text))
-    except ValueError as error:
-        raise BadInput(f"--engine-args {text} cannot be read: {error}.") from error
 
 
 def _urls(text: str, names: Sequence[str]) -> dict[str, str]:

@@ -68,18 +68,13 @@ def check(
 
 
 def _capability(gpu: str | None) -> float | None:
-    from headstart.advise.check import capability_of
+    from headstart.advise.check import capability_here, capability_of
 
     if gpu is not None:
         if (known := capability_of(gpu)) is None:
             raise BadInput(f"--gpu {gpu} is not known here: name a common one, such as T4, A100, RTX 4090 or H100.")
         return known
-    import torch
-
-    if not torch.cuda.is_available():
-        return None
-    major, minor = torch.cuda.get_device_capability()
-    return major + minor / 10
+    return capability_here()
 
 
 def _smoke(pair: Pair, device: str, dtype: str) -> Smoke:

@@ -23,6 +23,7 @@ from headstart.cli.options import (
 from headstart.config import AUTO, SpeculativeConfig
 from headstart.core import SamplingParams
 from headstart.progress import note, set_quiet, status
+from headstart.shapes import GROWN
 
 if TYPE_CHECKING:
     from headstart.cli.race import Race
@@ -113,8 +114,7 @@ def _preset(engine: EngineOptions) -> dict[str, Any]:
         return {"method": "ngram"}
     if pick_device(engine.device).type == "cpu":
         return {"method": AUTO}
-    tree = {"tree": True, "num_draft_nodes": 15, "top_k": 8, "max_branches": 8, "p_split": 0.0}
-    return {"method": "eagle3", "num_speculative_tokens": 6} | tree
+    return {"method": "eagle3", "num_speculative_tokens": 6, "num_draft_nodes": 15} | GROWN
 
 
 def _load_average() -> float | None:

@@ -6,7 +6,6 @@ import contextlib
 import logging
 import os
 import secrets
-import shlex
 import signal
 import socket
 import sys
@@ -18,9 +17,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headstart.cli.options import EngineOptions, SpeculationOptions, _complete, _flags, option, parse_bytes
+from headstart.cli.options import (
+    EngineOptions,
+    SpeculationOptions,
+    complete,
+    engine_words,
+    flags_of,
+    option,
+    parse_bytes,
+)
 from headstart.errors import BadInput, ConfigError, parse_json
 from headstart.progress import note
+from headstart.shapes import GROWN
 
 if TYPE_CHECKING:
     from headstart.bench.methods import Method
@@ -32,7 +40,7 @@ log = logging.getLogger("headstart.engines")
 PANEL = "Other engines"
 HERE, OTHERS = "headstart", ("vllm", "llamacpp", "tabbyapi")
 BACKENDS = ("ray", "mp")
-TREES = ("tree", "num_draft_nodes", "top_k", "max_branches", "p_split")  # keys of trees in what tune writes
+TREES = (*GROWN, "num_draft_nodes")  # keys of trees in what tune writes
 SCHEDULE = "num_speculative_tokens_per_batch_size"
 SLOTS = 4  # requests at once in llama.cpp where nobody says: each has its context from the start
 SHARE = 4  # of a CPU's free memory, one part is for KV where nobody says
@@ -120,13 +128,13 @@ class OtherOptions:
             if idle := [name for name in own if getattr(self, name) != getattr(OtherOptions(), name)]:
                 if "tensor_parallel_size" in idle:
                     raise BadInput("Our own engine computes on one device: --tensor-parallel-size has to be 1.")
-                raise BadInput(f"{_flags(sorted(idle))} is for other engines: say which with --engine.")
+                raise BadInput(f"{flags_of(sorted(idle))} is for other engines: say which with --engine.")
             return
         if self.name not in OTHERS:
             raise BadInput(f"--engine {self.engine} is not known: choose {', '.join((HERE, *OTHERS))}.")
         if idle := [name for name in IDLE[self.name] if name in said]:
             note(
-                f"{self.name} cannot be told {_flags(idle)}, which has no effect. See --engine-args for its own options."
+                f"{self.name} cannot be told {flags_of(idle)}, which has no effect. See --engine-args for its own options."
             )
         if self.name == "vllm":
             self._check_nodes()
@@ -158,19 +166,15 @@ def method(spec: SpeculationOptions, other: OtherOptions) -> Method:
     from headstart.bench.methods import Method
     from headstart.config import METHOD_ALIASES
 
-    given = spec._shorthands()
-    if spec.tuned is not None:
-        config = _without_trees(spec._decided(given) or {"method": "none"}, other)
-    elif spec.speculative_config is not None:
-        if given:
-            raise ConfigError(
-                f"--speculative-config says everything: leave out {_flags(given)} or put it into the JSON."
-            )
-        config = _config(spec.speculative_config)
+    given, whole = spec.shorthands(), spec.whole()
+    if isinstance(whole, dict):
+        config = _without_trees(whole, other)
+    elif whole is not None:
+        config = _config(whole)
     else:
         if trees := [name for name in ("tree", "static_tree") if name in given]:
-            raise BadInput(f"{other.name} verifies no trees: leave out {_flags(trees)}.")
-        config = _complete({k: v for k, v in given.items() if k not in ("verification", "policy")}, "none")
+            raise BadInput(f"{other.name} verifies no trees: leave out {flags_of(trees)}.")
+        config = complete({k: v for k, v in given.items() if k not in ("verification", "policy")}, "none")
     _check(config)
     name = METHOD_ALIASES.get(str(config.get("method")), str(config.get("method")))
     if name == "none":
@@ -244,16 +248,9 @@ def order(
         eager=engine.no_kernels,
         tensor_parallel=other.tensor_parallel_size,
         trust_remote_code=engine.trust_remote_code,
-        more=_words(other.engine_args),
+        more=engine_words(other.engine_args),
         serving=serving,
     )
-
-
-def _words(text: str) -> tuple[str, ...]:
-    try:
-        return tuple(shlex.split(text))
-    except ValueError as error:
-        raise BadInput(f"--engine-args {text} cannot be read: {error}.") from error
 
 
 def _gpu() -> bool:
@@ -280,22 +277,14 @@ def _kv_memory(engine: EngineOptions) -> int | None:
     return None if _gpu() or "VLLM_CPU_KVCACHE_SPACE" in os.environ else free_memory() // SHARE
 
 
-def _capability() -> float | None:
-    import torch
-
-    if not _gpu():
-        return None
-    major, minor = torch.cuda.get_device_capability()
-    return major + minor / 10
-
-
 def launch(asked: Order, other: OtherOptions) -> Launch:
     """How it is started, once everything that can be known has been looked at."""
+    from headstart.advise.check import capability_here
     from headstart.engines.launched import LAUNCHERS
     from headstart.engines.vetting import vet
 
     made = LAUNCHERS[other.name](asked, other.where)  # what is not there, or not available, is said first
-    vet(other.name, asked, _capability())
+    vet(other.name, asked, capability_here())
     if not asked.method.config:
         note(f"{made.engine} is told to draft nothing: --drafter ngram, or another of its methods, would change that.")
     return made

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -242,55 +243,67 @@ class SpeculationOptions:
 
     def config(self, default: str = AUTO, preset: Mapping[str, Any] | None = None) -> SpeculativeConfig:
         """The speculative config that these options name, or else the preset; what must be said about it is said."""
-        given = self._shorthands()
-        if self.tuned is not None:
-            config, notes = parse_speculative(self._decided(given) or {"method": "none"})
-        elif self.speculative_config is not None:
-            if given:
-                raise ConfigError(
-                    f"--speculative-config says everything: leave out {_flags(given)} or put it into the JSON."
-                )
-            config, notes = parse_speculative(self.speculative_config)
+        given, whole = self.shorthands(), self.whole()
+        if whole is not None:
+            config, notes = parse_speculative(whole)
         else:
             named = {"drafter", "draft_model", "static_tree"} & given.keys()
             base = {} if named or not preset else dict(preset)
-            config, notes = parse_speculative(base | _complete(given, default))
+            config, notes = parse_speculative(base | complete(given, default))
         for text in notes:
             note(text)
         if "." in config.method and os.getcwd() not in sys.path:
             sys.path.append(os.getcwd())  # a drafter in the folder that the user stands in
         return config
 
-    def _decided(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """What a file of `tune` says, which is all."""
-        from headstart.advise.decision import read
+    def whole(self) -> str | dict[str, Any] | None:
+        """What says everything: a file of `tune`, or JSON. None: the shorthands do."""
+        given = list(self.shorthands())
+        if self.tuned is not None:
+            from headstart.advise.decision import read
 
-        if also := [*given, *(["speculative_config"] if self.speculative_config is not None else [])]:
-            raise ConfigError(f"--tuned says everything: leave out {_flags(also)}.")
-        return dict(read(Path(str(self.tuned))).speculative)
+            if also := [*given, *(["speculative_config"] if self.speculative_config is not None else [])]:
+                raise ConfigError(f"--tuned says everything: leave out {flags_of(also)}.")
+            return dict(read(Path(self.tuned)).speculative) or {"method": "none"}
+        if self.speculative_config is not None and given:
+            raise ConfigError(
+                f"--speculative-config says everything: leave out {flags_of(given)} or put it into the JSON."
+            )
+        return self.speculative_config
 
-    def _shorthands(self) -> dict[str, Any]:
+    def shorthands(self) -> dict[str, Any]:
         values = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("speculative_config", "tuned")}
         return {name: value for name, value in values.items() if value not in (None, False)}
 
 
-def _complete(given: dict[str, Any], default: str) -> dict[str, Any]:
+def complete(given: dict[str, Any], default: str) -> dict[str, Any]:
     """Shorthands in the config's own names. One that could have no effect is an error."""
     out = dict(given)
     method = out.pop("drafter", "draft_model" if "draft_model" in out else default)
     if method == "none" and out:
-        raise ConfigError(f"{_flags(out)} has no effect without a drafter: add --drafter ngram, suffix or draft_model.")
+        raise ConfigError(
+            f"{flags_of(out)} has no effect without a drafter: add --drafter ngram, suffix or draft_model."
+        )
     if "draft_model" in out and method in ("ngram", "suffix", "early_exit"):
         raise ConfigError(f"--draft-model has no effect with --drafter {method}: leave one of the two out.")
     if method == "draft_model" and "draft_model" not in out:
         raise ConfigError("--drafter draft_model needs the model that drafts: add --draft-model NAME.")
     if method in ("ngram", "suffix") and (trees := [n for n in ("tree", "static_tree") if n in out]):
         why = "drafts chains" if method == "ngram" else "grows trees of its own"
-        raise ConfigError(f"{_flags(trees)} has no effect with --drafter {method}, which {why}: leave it out.")
+        raise ConfigError(f"{flags_of(trees)} has no effect with --drafter {method}, which {why}: leave it out.")
     if "draft_model" in out:
         out["model"] = out.pop("draft_model")
     return {"method": method} | out
 
 
-def _flags(names: Sequence[str] | dict[str, Any]) -> str:
+def engine_words(text: str) -> tuple[str, ...]:
+    """Of --engine-args, as a shell would take them."""
+    try:
+        return tuple(shlex.split(text))
+    except ValueError as error:
+        raise BadInput(f"--engine-args {text} cannot be read: {error}.") from error
+
+
+def flags_of(names: Sequence[str] | dict[str, Any]) -> str:
+    """As people type them."""
     return ", ".join("--" + name.replace("_", "-") for name in names)

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 WORK, TRAFFIC = "Work", "Recorded traffic"
 SHOWN = 6  # settings that were not tried, in the table
-WEIGHTLESS = ("ngram", "suffix")
 
 
 def tune(
@@ -116,6 +115,8 @@ def _batches(text: str) -> tuple[int, ...]:
 
 
 def _methods(text: str) -> tuple[str, ...]:
+    from headstart.drafters import WEIGHTLESS
+
     names = [name.strip() for name in text.split(",") if name.strip() not in ("", "none")]
     if unknown := [name for name in names if name not in WEIGHTLESS]:
         raise BadInput(f"--methods {unknown[0]} is not one without weights.{nearest(unknown[0], WEIGHTLESS)}")
@@ -219,9 +220,8 @@ def _print(found: Tuned, decision: Decision, batches: tuple[int, ...], out: str 
 def _table(found: Tuned, at_once: int) -> Any:
     from rich.table import Table
 
-    own = sorted(found.at(at_once), key=lambda g: (g.measured is None, -g.best_known))
-    shown = [g for g in own if g.measured is not None] or own[:SHOWN]
-    shown += [g for g in own if g.measured is None][: SHOWN if shown[0].measured is not None else 0] if shown else []
+    own = sorted(found.at(at_once), key=lambda g: -g.best_known)
+    shown = [g for g in own if g.measured is not None] + [g for g in own if g.measured is None][:SHOWN]
     table = Table(title=f"{at_once} at once: times plain decoding", title_justify="left")
     table.add_column("setting")
     for heading in ("predicted", "measured", "off by"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import shlex
@@ -12,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -23,6 +24,7 @@ from headstart.bench.methods import Method
 from headstart.engines.diagnosis import diagnose
 from headstart.errors import HeadstartError
 from headstart.progress import note
+from headstart.threads import beside
 
 HOST = "127.0.0.1"
 PATIENCE = 1200.0  # seconds until a server has to be ready: large models load for long
@@ -213,17 +215,9 @@ def running(launch: Launch, log: Path, say: Callable[[str], None], patience: flo
         yield child
 
 
-@contextmanager
-def followed(log: Path, say: Callable[[str], None]) -> Iterator[None]:
+def followed(log: Path, say: Callable[[str], None]) -> AbstractContextManager[None]:
     """What is written into a file from now on, line by line, to its end."""
-    over = threading.Event()
-    thread = threading.Thread(target=_follow, args=(log, say, over), name="headstart-log", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
+    return beside(functools.partial(_follow, log, say), "headstart-log")
 
 
 def _follow(log: Path, say: Callable[[str], None], over: threading.Event) -> None:

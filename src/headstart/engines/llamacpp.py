@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from headstart.advise.export.llamacpp import MATCH, MAX_LEN, METHODS
 from headstart.bench import meters
 from headstart.bench.methods import Method
 from headstart.engines import xllama
@@ -20,14 +21,6 @@ MISSING = (
     "llama.cpp is not here: put llama-server on the path, or `pip install xllamacpp`; or say where one is: "
     "--engine llamacpp:PATH/llama-server, or --engine llamacpp:ENVIRONMENT/bin/python of one with xllamacpp."
 )
-MAX_LEN = 4096  # tokens of a request, where nobody says
-TYPES = {  # of speculation, by our names
-    "ngram": "ngram-simple",
-    "draft_model": "draft-simple",
-    "eagle3": "draft-eagle3",
-    "mtp": "draft-mtp",
-}
-MATCH = 3  # tokens that have to be the same, where nobody says; llama.cpp's own number is 12
 USUAL = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}  # its own are made for talks
 RENAMES = {"repetition_penalty": "repeat_penalty"}
 LACKS = {  # with what says nothing
@@ -97,9 +90,9 @@ def speculation(method: Method) -> dict[str, Any]:
     if not config:
         return {}
     kind = str(config.get("method"))
-    if kind not in TYPES:
-        raise BadInput(f"llama.cpp has no method {kind!r} here: choose from {', '.join(TYPES)}.")
-    own: dict[str, Any] = {"type": TYPES[kind], "tokens": method.tokens}
+    if kind not in METHODS:
+        raise BadInput(f"llama.cpp has no method {kind!r} here: choose from {', '.join(METHODS)}.")
+    own: dict[str, Any] = {"type": METHODS[kind], "tokens": method.tokens}
     if kind == "ngram":
         return own | {"match": config.get("prompt_lookup_max", MATCH)}
     if kind == "mtp":

@@ -12,7 +12,7 @@ import logging
 import threading
 import time
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import httpx
@@ -36,6 +36,7 @@ from headstart.server.logs import HEADER, Watch, account
 from headstart.server.metrics import LEFT
 from headstart.server.protocol import COMPLETION_TOKENS, error
 from headstart.server.wire import END, ClientLeft, EventStream, event, say, unless_left
+from headstart.threads import beside
 from headstart.version import VERSION
 
 if TYPE_CHECKING:
@@ -68,7 +69,6 @@ LIMITED = (
 OURS = {"speculative": True, "show_drafts": False, "metrics": False}  # fields that only we have, with what says nothing
 EMPTY: dict[str, Any] = {}  # says nothing either
 PASSED = ("accept", "traceparent", "tracestate")  # headers that go on to the child
-LAST_LOOKS = 8  # how often we look whether a child that broke off has ended
 METHODS = ["GET", "POST"]
 
 
@@ -191,10 +191,8 @@ class Relay:
 
     async def _broke(self, failure: httpx.HTTPError) -> Gone:
         """It takes a moment from the last byte of a process to its end."""
-        for _ in range(LAST_LOOKS):
-            if self.child.process.poll() is not None:
-                return Gone(self.ended())
-            await asyncio.sleep(LOOK / 4)
+        if await asyncio.to_thread(self.child.has_ended):
+            return Gone(self.ended())
         return Gone(f"{self.child.launch.engine} broke off: {failure!r}.", 502)
 
     def check_alive(self) -> None:
@@ -418,12 +416,11 @@ def create_relay(
     return app
 
 
-@contextlib.contextmanager
-def watched(app: FastAPI) -> Iterator[None]:
+def watched(app: FastAPI) -> contextlib.AbstractContextManager[None]:
     """The server stops where its child has ended by itself; `app.state.died` tells that."""
-    over, child = threading.Event(), app.state.relay.child
+    child = app.state.relay.child
 
-    def look() -> None:
+    def look(over: threading.Event) -> None:
         while not over.wait(LOOK):
             if child.process.poll() is not None and not app.state.gate.closing:
                 app.state.died = True
@@ -431,10 +428,4 @@ def watched(app: FastAPI) -> Iterator[None]:
                 app.state.stop()
                 return
 
-    thread = threading.Thread(target=look, name="headstart-child", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
+    return beside(look, "headstart-child")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from headstart.advise.export.tabbyapi import METHODS, cache_size
 from headstart.bench.methods import Method
 from headstart.engines.launching import HOST, Launch, Order, flags
 from headstart.errors import BadInput
@@ -21,7 +22,6 @@ LACKS = {
     "prompt_logprobs": None,
     "include_stop_str_in_output": False,
 }
-PAGE = 256  # tokens, of which its cache has a whole number
 
 
 def find(where: str = "") -> Path:
@@ -39,7 +39,7 @@ def launch(order: Order, where: str = "") -> Launch:
     folder, model = find(where), Path(order.model).expanduser().resolve()
     if not model.is_dir():
         raise BadInput(f"TabbyAPI runs folders, and {order.model} is none: name one with --model.")
-    cache = order.max_len and -(-order.max_len * max(1, order.at_once) // PAGE) * PAGE
+    cache = order.max_len and cache_size(order.max_len, max(1, order.at_once))
     options = {
         "host": HOST,
         "port": order.port,
@@ -60,13 +60,14 @@ def drafting(method: Method) -> dict[str, object]:
     config = method.config
     if not config:
         return {"draft-mode": "disabled"}
-    kind, own = config.get("method"), {"draft-num-tokens": method.tokens}
-    if kind in ("ngram", "mtp"):
-        return own | {"draft-mode": kind}
-    if kind == "draft_model":
-        draft = Path(str(config.get("model", ""))).expanduser().resolve()
-        return own | {"draft-mode": "model", "draft-model-dir": draft.parent, "draft-model-name": draft.name}
-    raise BadInput(f"TabbyAPI has no method {kind!r}: choose ngram, mtp or draft_model:FOLDER.")
+    kind, own = str(config.get("method")), dict[str, object]({"draft-num-tokens": method.tokens})
+    if kind not in METHODS:
+        raise BadInput(f"TabbyAPI has no method {kind!r}: choose ngram, mtp or draft_model:FOLDER.")
+    own |= {"draft-mode": METHODS[kind]}
+    if kind != "draft_model":
+        return own
+    draft = Path(str(config.get("model", ""))).expanduser().resolve()
+    return own | {"draft-model-dir": draft.parent, "draft-model-name": draft.name}
 
 
 def _python(folder: Path) -> str:

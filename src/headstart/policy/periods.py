@@ -26,10 +26,16 @@ class Mode(NamedTuple):
     nodes: int
     depth: int
 
+    @property
+    def branches(self) -> bool:
+        return self.nodes > self.depth
+
+    @property
+    def size(self) -> str:
+        return f"{self.nodes}x{self.depth}" if self.branches else str(self.depth)
+
     def __str__(self) -> str:
-        return (
-            f"{self.drafter} {self.depth}" if self.nodes == self.depth else f"{self.drafter} {self.nodes}x{self.depth}"
-        )
+        return f"{self.drafter} {self.size}"
 
 
 Key = Mode | None  # None: nobody drafts

@@ -8,7 +8,7 @@ from headstart.advise.export.words import flags, heading, script
 TITLE = "llama.cpp"
 METHODS = {"ngram": "ngram-simple", "draft_model": "draft-simple", "eagle3": "draft-eagle3", "mtp": "draft-mtp"}
 MAX_LEN = 4096  # tokens of a request, where only their number is said
-MATCH = 3  # tokens that have to be the same, where nobody says
+MATCH = 3  # tokens that have to be the same, where nobody says; its own number is 12
 LACKS = {
     "batch_size_schedule": "drafts have one length, and --spec-draft-p-min is all that shortens them",
     "tree": "its server verifies chains only",

@@ -44,15 +44,23 @@ def _where(model: Model) -> tuple[str, str]:
     return str(path.parent), path.name
 
 
+def cache_size(length: int, many: int) -> int:
+    """Tokens, for so many requests of this length."""
+    return -(-length * many // PAGE) * PAGE
+
+
 def _model(wish: Wish) -> list[Setting]:
     folder, name = _where(wish.target)
     own = [Setting("model_dir", folder, "where the target lies"), Setting("model_name", name, "the target")]
     length, many = wish.serving.max_model_len, wish.serving.max_num_seqs
     if length is not None:
-        cache = -(-length * (many or 1) // PAGE) * PAGE
         own.append(Setting("max_seq_len", length, ASKED))
         own.append(
-            Setting("cache_size", cache, f"{length} tokens for each of {many or 1} requests, in pages of {PAGE}")
+            Setting(
+                "cache_size",
+                cache_size(length, many or 1),
+                f"{length} tokens for each of {many or 1} requests, in pages of {PAGE}",
+            )
         )
     if many is not None:
         own.append(Setting("max_batch_size", many, ASKED))
