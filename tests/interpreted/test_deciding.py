@@ -147,7 +147,7 @@ def test_a_text_that_ends_beside_others_is_written_down_and_nothing_more(monkeyp
     monkeypatch.setattr(e, "_can_follow", lambda flight: False)  # every step is settled before the next one
     monkeypatch.setattr(e, "_may_repeat", lambda flight: False)
     written, write_down = [], drafter._write_down
-    monkeypatch.setattr(drafter, "_write_down", lambda own, hidden: written.extend(own) or write_down(own, hidden))
+    monkeypatch.setattr(drafter, "_write_down", lambda own, *step: written.extend(own) or write_down(own, *step))
     read, mixed = drafter.read, []
     monkeypatch.setattr(
         drafter, "read", lambda own, hidden: mixed.append({r.ends for r in own} == {True, False}) or read(own, hidden)

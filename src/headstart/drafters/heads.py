@@ -207,9 +207,9 @@ class HeadDrafter(GrowingDrafter):
             trail = self._trails.setdefault(r.id, Trail())
             trail.turn_to(r.start, r.unread)
             trail.reached(r.start + len(r.rows))
-        self._write_down(readings, step.hidden)
+        self._write_down(readings, step.hidden, step.fixed)
 
-    def _write_down(self, readings: Sequence[Reading], hidden: Mapping[int, torch.Tensor]) -> None:
+    def _write_down(self, readings: Sequence[Reading], hidden: Mapping[int, torch.Tensor], fixed: bool = False) -> None:
         """Make the entries of these rows where the target left them."""
         if not self.keeps or not any(r.rows for r in readings):
             return
@@ -221,7 +221,7 @@ class HeadDrafter(GrowingDrafter):
             own[0], own[1], own[2] = r.rows, r.tokens[r.start + 1 : end + 1], np.arange(r.start, end)
             own[3] = r.slots[r.start : end]
             at += len(r.rows)
-        self.growers[0].remember(hidden, numbers)
+        self.growers[0].remember(hidden, numbers, fixed)
 
     @torch.inference_mode()
     def propose(self, view: View) -> Draft:

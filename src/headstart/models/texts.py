@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
+from headstart.models.kernels import ahead
 from headstart.models.pinned import Ring
 from headstart.noise import words
 
@@ -42,26 +43,24 @@ class Texts:
                 self.leave(next(iter(self._seats)))
             self._seats[request_id] = self._free.pop()
             self._known[request_id] = 0
-            self._tell_how(self._seats[request_id], temperature, seed)
         self._seats.move_to_end(request_id)
         seat, known = self._seats[request_id], self._known[request_id]
         if known != len(tokens):
-            self._write(seat, known if known < len(tokens) else 0, tokens)
+            self._write(seat, known if known < len(tokens) else 0, tokens, temperature, seed)
             self._known[request_id] = len(tokens)
         return seat
 
-    def _tell_how(self, seat: int, temperature: float, seed: int) -> None:
-        self.heats[seat].fill_(temperature)
-        for half, word in zip(self.seeds, words(seed), strict=True):
-            half[seat].fill_(word - ((word & 1 << 31) << 1))  # the same bits with a sign
-
-    def _write(self, seat: int, known: int, tokens: Sequence[int]) -> None:
-        new = len(tokens) - known
-        host, array = self._out.take(new)
-        array[:new] = tokens[known:]
-        self.tokens[seat, known : known + new].copy_(host[:new], non_blocking=True)
+    def _write(self, seat: int, known: int, tokens: Sequence[int], temperature: float, seed: int) -> None:
+        """In one copy and one launch: the host has little time while a step runs."""
+        new, header = len(tokens) - known, ahead.HEADER.value
+        host, array = self._out.take(header + new)
+        array[:4] = seat, known, new, len(tokens)
+        array[4:5].view(np.float32)[0] = temperature
+        array[5:header].view(np.uint32)[:] = words(seed)
+        array[header : header + new] = tokens[known:]
+        told = host[: header + new].to(self.lengths.device, non_blocking=True, copy=True)
         self._out.mark()
-        self.lengths[seat].fill_(len(tokens))
+        ahead.sit(self, told, new)
 
     def grew(self, request_id: str, length: int) -> None:
         """A walk on the device has appended: the text has so many tokens now."""

@@ -22,14 +22,14 @@ from headstart.models.heads.fused import FusedEagle3, fusible
 from headstart.models.kernels import growth as kernels
 from headstart.models.kernels.attention import Layout, Room
 from headstart.models.kernels.growth import MOST_TAPS, Field, Growth
-from headstart.models.packing import Shape, double_up
+from headstart.models.packing import Shape, double_up, stride_up
 from headstart.models.paged import Device, PagedContext
 from headstart.models.pinned import Ring
 from headstart.progress import note
 
 MOST_WIDTH = 64  # nodes of a level, and candidates of a node
 MOST_CANDIDATES = 1024
-MULTIPLE = 16  # rows of prompts are read in multiples of this: other numbers would be kernels of their own
+LEAST_READ, MOST_READ = 16, 512  # rows of prompts in the smallest and in the largest graph that reads them
 
 
 def fits(head: Head, growth: Growth) -> bool:
@@ -112,6 +112,8 @@ class Grower:
         self._asked: torch.Tensor | None = None  # what `field.numbers` holds
         self._graphs: dict[tuple[int, bool], list[torch.cuda.CUDAGraph]] = {}
         self._out = Ring(4, 1 << 12, self.device)
+        self._told = torch.zeros(4 * MOST_READ, dtype=torch.int32, device=self.device)  # of prompts that are read,
+        self._readings: dict[int, list[torch.cuda.CUDAGraph]] = {}  # by the graph of so many rows
         self._layouts: dict[int, list[Layout]] = {}
         self.own = self  # for the step behind one of its own drafts: it need not read as much
         if growth.reads > growth.depth:
@@ -152,21 +154,34 @@ class Grower:
         if not self.graphs_allowed:
             self._run(padded)
         elif whole not in self._graphs:
-            self._graphs[whole] = self._capture(padded, how if step.fixed else None)
+            begin = how if step.fixed else None
+            self._graphs[whole] = self._capture(functools.partial(self._run, padded, begin))
         for piece in self._graphs.get(whole, ()):
             piece.replay()
         return self.field.mail[:count]
 
-    def remember(self, hidden: Mapping[int, torch.Tensor], numbers: np.ndarray) -> None:
+    def remember(self, hidden: Mapping[int, torch.Tensor], numbers: np.ndarray, fixed: bool = False) -> None:
         """Make the entries of rows of which a step left this. `numbers` (4, T): the rows, the tokens behind them, their
-        positions, their slots."""
+        positions, their slots. `fixed`: steps leave it at the same place every time, so that a graph finds it there."""
         count = numbers.shape[1]
-        padded = -(-count // MULTIPLE) * MULTIPLE
+        padded = stride_up(max(LEAST_READ, count))
         host, array = self._out.take(4 * padded)
         block = array[: 4 * padded].reshape(4, padded)
         block[:, :count], block[:3, count:], block[3, count:] = numbers, 0, -1
-        rows, tokens, positions, slots = host[: 4 * padded].to(self.device, non_blocking=True).view(4, padded)
+        if not fixed or not self.graphs_allowed or padded > MOST_READ:
+            told = host[: 4 * padded].to(self.device, non_blocking=True)
+            self._out.mark()
+            return self._remember(hidden, told)
+        told = self._told[: 4 * padded]
+        told.copy_(host[: 4 * padded], non_blocking=True)
         self._out.mark()
+        if padded not in self._readings:
+            self._readings[padded] = self._capture(functools.partial(self._remember, hidden, told))
+        for piece in self._readings[padded]:
+            piece.replay()
+
+    def _remember(self, hidden: Mapping[int, torch.Tensor], told: torch.Tensor) -> None:
+        rows, tokens, positions, slots = told.view(4, -1)
         features = kernels.gather([hidden[layer] for layer in self.head.spec.taps], rows)
         self.fused.remember(features, tokens, positions, slots, self.keys[0], self.values[0])
 
@@ -217,12 +232,12 @@ class Grower:
         none = self.field.last
         return PagedContext(layout, self.keys, self.values, self.room, self.limits, False, none, none, none)
 
-    def _capture(self, lines: int, begin: Callable[[], None] | None) -> list[torch.cuda.CUDAGraph]:
+    def _capture(self, run: Callable[[], None]) -> list[torch.cuda.CUDAGraph]:
         """Run once for real, so that kernels are compiled; then record."""
-        self.recorder.rehearse(lambda: self._run(lines, begin))
+        self.recorder.rehearse(run)
         try:
             with self.recorder.capture() as capture:
-                self._run(lines, begin)
+                run()
         except RuntimeError as error:  # out of memory, or a head that cannot be recorded
             self.graphs_allowed = False
             note(f"This head runs without further graphs, so levels pay their launches: {str(error).split('. ')[0]}.")

@@ -17,6 +17,7 @@ from headstart.core import DeviceTexts
 from headstart.models.kernels.attention import Layout, _slots
 
 BLOCK = 1024  # places of a text that are looked at together
+HEADER = tl.constexpr(7)  # numbers that say to which seat tokens go, and how its text is sampled
 USUAL = 16  # tokens up to which drafts of n-grams share one kernel, however many are asked for
 
 
@@ -116,6 +117,29 @@ def _lookup(
     here = out + line * (1 + MOST)
     tl.store(here, tl.where(found, MOST, 0))
     tl.store(here + 1 + each, token, mask=each < MOST)
+
+
+@triton.jit
+def _sit(told, tokens, lengths, heats, seeds, WIDTH, SEATS, BLOCK: tl.constexpr):
+    """`told`: the seat, where its new tokens begin, how many there are, the length of the text, its temperature, both words of
+    its seed, and the tokens."""
+    seat, known, count = tl.load(told).to(tl.int64), tl.load(told + 1), tl.load(told + 2)
+    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    token = tl.load(told + HEADER + place, mask=place < count, other=0)
+    tl.store(tokens + seat * WIDTH + known + place, token, mask=place < count)
+    if tl.program_id(0) == 0:
+        tl.store(lengths + seat, tl.load(told + 3))
+        tl.store(heats + seat, tl.load(told + 4))
+        tl.store(seeds + seat, tl.load(told + 5))
+        tl.store(seeds + SEATS + seat, tl.load(told + 6))
+
+
+def sit(texts: DeviceTexts, told: torch.Tensor, count: int) -> None:
+    """Write so many tokens to a seat, and how its text is sampled: `told` is what `_sit` says."""
+    _sit[(max(1, triton.cdiv(count, BLOCK)),)](
+        told, texts.tokens, texts.lengths, texts.heats.view(torch.int32), texts.seeds, texts.width, len(texts.lengths), BLOCK,
+        num_warps=4,
+    )  # fmt: skip
 
 
 def advance(
