@@ -64,10 +64,11 @@ RUN_ON_SECONDS = 0.04  # and how long that may take
 class Clock:
     """Laps of one step. With `wait`, the device is waited for, so that a lap shows its own work."""
 
-    def __init__(self, wait: Callable[[], None] | None) -> None:
+    def __init__(self, wait: Callable[[], None] | None, policy: float = 0.0) -> None:
+        """`policy`: seconds that were spent on deciding before."""
         self._wait, self.began = wait, time.perf_counter()
         self._last = self.began
-        self.laps = {"host": 0.0, "policy": 0.0, "draft": 0.0, "target": 0.0, "verify": 0.0}
+        self.laps = {"host": 0.0, "policy": policy, "draft": 0.0, "target": 0.0, "verify": 0.0}
 
     def lap(self, name: str, since: float = 0.0) -> float:
         """Book the time since the last lap, or since a later moment that is given, under this name. Returns now."""
@@ -260,19 +261,19 @@ class Engine:
 
     def _next(self, before: Flight | None) -> Flight | None:
         """Launch a step: right behind the last one where that may be, else when it is settled."""
+        clock = Clock(self._wait)
         if before is None:
-            return self._launch(None)
-        if self._may_repeat(before):
-            if (flight := self._repeat(before)) is not None:
+            return self._launch(None, clock)
+        if self._may_repeat(before, clock):
+            if (flight := self._repeat(before, clock)) is not None:
                 return flight
         elif self._can_follow(before):
-            return self._launch(before)
+            return self._launch(before, clock)
         self._settle(before)
-        return self._launch(None)
+        return self._launch(None, Clock(self._wait, clock.laps["policy"]))
 
-    def _launch(self, before: Flight | None) -> Flight | None:
+    def _launch(self, before: Flight | None, clock: Clock) -> Flight | None:
         """Plan, draft, and send one forward on its way; behind `before`, on placeholders, where that is not settled."""
-        clock = Clock(self._wait)
         if before is not None:
             self._expect(before)
         plan = self._plan = self.scheduler.plan()
@@ -439,19 +440,28 @@ class Engine:
             return True
         return all(self._may_go_on(p, own) for (p, _), own in zip(alive, wishes, strict=True))
 
-    def _may_repeat(self, flight: Flight) -> bool:
+    def _may_repeat(self, flight: Flight, clock: Clock) -> bool:
         """Is the next step this one over again? Nobody came or went, nobody's drafts change, and there is room."""
-        if not flight.again or flight.stamp != self._stamp or self.scheduler.may_admit or not self.policy.holds():
+        if not flight.again or flight.stamp != self._stamp or self.scheduler.may_admit:
             return False
-        return not any(self.scheduler.completes(p.request) for p in flight.plan.parts)
+        if any(self.scheduler.completes(p.request) for p in flight.plan.parts):
+            return False
+        return self.policy.holds() or self._wishes_stay(flight, clock)
+
+    def _wishes_stay(self, flight: Flight, clock: Clock) -> bool:
+        """The policy thinks anew, while the device is at work: does it wish for what it wished for?"""
+        requests = [p.request for p in flight.plan.parts]
+        clock.lap("host")
+        wishes = self.policy.ask(requests, [{}] * len(requests), self._load(flight.plan))
+        clock.lap("policy")
+        return self.policy.holds() and wishes == flight.drafted.wishes
 
     @property
     def _stamp(self) -> tuple[int, int]:
         return self.scheduler.changes, self.drafting.changes
 
-    def _repeat(self, before: Flight) -> Flight | None:
+    def _repeat(self, before: Flight, clock: Clock) -> Flight | None:
         """Launch it; None where a drafter cannot."""
-        clock = Clock(self._wait)
         self._expect(before)
         clock.lap("host")
         drafted = self.drafting.again(before.drafted, self._left_behind)

@@ -84,6 +84,25 @@ def test_modes_change_and_heads_let_go_while_steps_are_on_their_way(monkeypatch)
     assert ["eagle3" in r.stats.by_drafter for r in rs] == [True, True, False]
 
 
+def test_a_decision_that_changes_nothing_lets_the_last_step_be_repeated(monkeypatch) -> None:
+    """It is taken while the device is at work: nothing has to be planned and packed anew."""
+    e, policy = decided(eagle3=1.01)
+    decide, thoughts = policy._decide, []
+    repeat, repeats = e._repeat, []
+
+    def often(requests: Any, guests: Any, load: Any) -> None:
+        decide(requests, guests, load)
+        policy._due = 1  # the next one is due behind every step,
+        thoughts.append(len(requests))
+
+    monkeypatch.setattr(policy, "_decide", often)
+    monkeypatch.setattr(policy, "_cost", 0.0, raising=False)
+    monkeypatch.setattr(ahead, "DECIDING", 1.0)  # and there is time for it
+    monkeypatch.setattr(e, "_repeat", lambda before, clock: repeats.append(len(thoughts)) or repeat(before, clock))
+    assert run(e, asked()) == wanted()
+    assert len(repeats) > 3 and len(set(repeats)) > 3, "each behind a decision of its own"
+
+
 def test_a_rehearsal_measures_every_mode_and_leaves_nothing(monkeypatch) -> None:
     for name, value in dict(
         COMPANIES=(2,), CROWDS=(2,), ROW=2, ROWS=1, STAY=2, SOME=1, PROMPT=6, PATTERN=3, WARM=1, TIMED=2, MOST_TOKENS=4
@@ -145,7 +164,7 @@ def test_a_text_that_ends_beside_others_is_written_down_and_nothing_more(monkeyp
         drafter, "_catch_up", lambda texts, blanks=None: caught.append(texts) or catch_up(texts, blanks)
     )
     monkeypatch.setattr(e, "_can_follow", lambda flight: False)  # every step is settled before the next one
-    monkeypatch.setattr(e, "_may_repeat", lambda flight: False)
+    monkeypatch.setattr(e, "_may_repeat", lambda flight, clock: False)
     written, write_down = [], drafter._write_down
     monkeypatch.setattr(drafter, "_write_down", lambda own, *step: written.extend(own) or write_down(own, *step))
     read, mixed = drafter.read, []

@@ -27,7 +27,7 @@ from headstart.policy.explain import Explanation, Tried
 from headstart.policy.fixed import FixedPolicy
 from headstart.policy.outcomes import CODE, Guest, Outcomes
 from headstart.policy.periods import Mode, Periods, modes_of
-from headstart.policy.shares import Share, heat_of
+from headstart.policy.shares import Line, Share, heat_of
 
 EVERY = 16  # steps for which a decision holds,
 SOON = 4  # and where requests are new
@@ -38,7 +38,8 @@ TOKENS = 128.0  # of an answer, until some have been seen
 LEAST = 0.04  # a mode should bring so much more than none: its chances are guesses
 BEGIN = 0.03  # and so much more again where nobody drafts now: to begin takes a step or two
 READING = 0.004  # share of the time that reading prompts may take for which it does not seem to pay,
-READINGS = 4  # and for how many of them it is saved up
+READINGS = 4  # and for how many of them it is saved up,
+ARRIVALS = 0.1  # and how fast it is learned what newcomers take, and what it takes to read them
 DOUBT = 1.25  # times that it should come back where the others do not draft: alone it does not pay
 PROBES = 0.005  # share of the time that trying what does not seem to pay may take,
 SAVED = 3  # and for how many trials it is saved up,
@@ -64,6 +65,21 @@ class Bill:
     left: int = PROBE_STEPS + BEHIND  # steps that are still to be seen
 
 
+@dataclass
+class Arrival:
+    """Newcomers, while nobody drafts: how much longer the step takes that they come in, and the one in which the host gets that
+    ready."""
+
+    count: int = 0
+    read: int = 0  # of them by a head, in hope
+    seconds: float = 0.0
+    tokens: int = 0  # of their prompts
+    left: int = 2  # steps that are still to be seen
+
+    def add(self, read: bool) -> None:
+        self.count, self.read, self.left = self.count + 1, self.read + read, 2
+
+
 class AheadPolicy:
     cuts = False
 
@@ -87,10 +103,14 @@ class AheadPolicy:
         self._answers: list[Wishes] = []  # and what was wished for them,
         self._drafts = False  # if anything was
         self._company = 0  # at the last decision
-        self._kind: tuple[int, dict[int, int]] | None = None  # of the last step: how many there were, and who drafted
+        self._kind: tuple[int, dict[int, int]] | None = None  # of the last step: how many there were, and who drafted,
+        self._period = 0.0  # and how long it took, where that is to be learned if the next is of its kind
         self._time, self._cost = 1.0, USUAL  # seconds saved up for decisions, and those that one takes
         self._reads: dict[tuple[Any, ...], tuple[bool, float]] = {}  # reading such prompts pays, and takes
-        self._reading = 0.0  # seconds saved up for reading others
+        self._reading, self._hoped = 0.0, 0  # seconds saved up for reading others, and how many were read,
+        self._arrival: Arrival | None = None  # the last of them, and of those that nobody reads;
+        self._arrivals = Line(ARRIVALS)  # how much longer steps take for one of these, by its tokens,
+        self._dearer = 0.0  # and how much longer again for one that a head reads
         self._purse = 0.0  # seconds saved up for trials,
         self._purses: dict[str, float] = {}  # and what drafters have got of them
         self._bill: Bill | None = None  # of the last trial
@@ -147,17 +167,21 @@ class AheadPolicy:
         if like not in self._reads:
             self._reads[like] = self._reading_pays(guest, names, company, tokens)
         pays, cost = self._reads[like]
-        if pays or self._reading < cost:
-            return pays
-        self._reading = min(self._reading, READINGS * cost) - cost
-        return True
+        told = self._arrivals.known or self._hoped < READINGS  # what it takes is seen beside others that nobody reads
+        hoped = not pays and self._reading >= cost and told
+        if hoped:
+            self._reading, self._hoped = min(self._reading, READINGS * cost) - cost, self._hoped + 1
+        self._arrival = self._arrival or Arrival()
+        self._arrival.add(hoped)
+        return pays or hoped
 
     def _reading_pays(self, guest: Guest, names: tuple[str, ...], company: int, tokens: float) -> tuple[bool, float]:
         """For a request like the others, and the seconds that it takes."""
         heads = self._known_modes(names)
         if not heads:
             return False, math.inf
-        cost, plain = self.periods.reading(heads[0].drafter, company), self.periods.of(None, company)
+        plain = self.periods.of(None, company)
+        cost = max(self.periods.reading(heads[0].drafter, company), self._dearer)
         gain = max((1 + self.outcomes.worth(guest, m)) * plain / self.periods.of(m, company) for m in heads)
         least, doubt = (1 + LEAST, 1.0) if self._common is not None else (1 + LEAST + BEGIN, DOUBT)
         return gain > least and tokens * plain / company * (1 - 1 / gain) > doubt * cost, cost
@@ -281,6 +305,21 @@ class AheadPolicy:
             self._purses[bill.drafter] -= max(0.0, bill.seconds)
             self._bill = None
 
+    def _receive(self, arrival: Arrival, times: StepTimes, company: int) -> Arrival | None:
+        """What is seen of it tells what reading a prompt takes here: a rehearsal may have had a faster host."""
+        plain, count = self.periods.of(None, company), arrival.count
+        arrival.seconds += min(times.period, DEAREST * plain * count) - plain
+        arrival.tokens += times.num_prefill_tokens
+        arrival.left -= 1
+        if arrival.left:
+            return arrival
+        if not arrival.read:
+            self._arrivals.add(arrival.tokens / count, arrival.seconds / count)
+        elif self._arrivals.known:
+            more = arrival.seconds - count * self._arrivals.at(arrival.tokens / count)
+            self._dearer += ARRIVALS * (more / arrival.read - self._dearer)
+        return None
+
     def _share_out(self, names: Iterable[str]) -> None:
         """What was saved up goes to these drafters: heads get more, since they promise more."""
         shares = {n: 1 if n in SOLE else 2 for n in names}
@@ -363,24 +402,29 @@ class AheadPolicy:
         if self._bill is not None:
             self._watch(self._bill, times, len(requests))
         asked = any(times.asked)
+        if self._arrival is not None:
+            alone = not asked and self._common is None and len(requests)  # nobody drafts
+            self._arrival = self._receive(self._arrival, times, len(requests)) if alone else None
         counts, before = self._note(times, requests, verdicts) if asked else {}, self._kind
         company = len(requests)
         self._kind = None if times.num_prefill_tokens else (company, counts)
         if times.num_prefill_tokens or not requests:
             return
         reads_on = asked and any(own and id(own) not in self._told for own in times.asked)
-        same = (
-            self._kind == before and self._steps > 1
-        )  # from one step to another of its kind: nobody came, nothing changed
-        if same and not reads_on:
-            number = max(counts, key=lambda n: counts[n], default=None)
-            mode = None if number is None else list(self._numbers)[number]
-            if mode is None or self.periods.knows(mode):
-                self.periods.learn(mode, counts[number] if number is not None else 0, company, times.period)
+        same = self._kind == before and self._steps > 1 and not reads_on  # nobody came, and nothing changed
+        if same and self._period:  # on either side of that step: to launch what is new takes the host longer
+            self._learn_period(counts, company, self._period)
+        self._period = times.period if same else 0.0
         self.plain_steps += not counts
         self._last = company
         self.yields.add(company * times.period / self.periods.of(None, company), times.produced)
         self._shares = [0.99 * self._shares[0] + times.policy, 0.99 * self._shares[1] + times.period]
+
+    def _learn_period(self, counts: Mapping[int, int], company: int, seconds: float) -> None:
+        number = max(counts, key=lambda n: counts[n], default=None)
+        mode = None if number is None else list(self._numbers)[number]
+        if mode is None or self.periods.knows(mode):
+            self.periods.learn(mode, counts[number] if number is not None else 0, company, seconds)
 
     def _note(self, times: StepTimes, requests: Sequence[Request], verdicts: Sequence[Verdict]) -> dict[int, int]:
         """Write down what drafts brought. Returns for how many there were some, by the number of their mode."""

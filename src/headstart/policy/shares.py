@@ -1,4 +1,4 @@
-"""How much of what was expected came; and for which requests the same may be expected."""
+"""How much of what was expected came; for which requests the same may be expected; and what depends on a number."""
 
 from __future__ import annotations
 
@@ -32,3 +32,31 @@ class Share:
     def value(self, before: float = 1.0, weight: float = 1.0) -> float:
         """`before` is what is thought where nothing is known, and counts for so many tokens."""
         return (self.came + weight * before) / (self.expected + weight)
+
+
+@dataclass
+class Line:
+    """A line through points, of which the last count most."""
+
+    fades: float
+    count: float = 0.0
+    x: float = 0.0
+    y: float = 0.0
+    xx: float = 0.0
+    xy: float = 0.0
+
+    @property
+    def known(self) -> bool:
+        return self.count > 0.0
+
+    def add(self, x: float, y: float) -> None:
+        left = 1 - self.fades
+        self.count, self.x, self.y = left * self.count + 1, left * self.x + x, left * self.y + y
+        self.xx, self.xy = left * self.xx + x * x, left * self.xy + x * y
+
+    def at(self, x: float) -> float:
+        """Where all points stand at the same place, their mean."""
+        mean_x, mean_y = self.x / self.count, self.y / self.count
+        spread = self.xx / self.count - mean_x * mean_x
+        slope = (self.xy / self.count - mean_x * mean_y) / spread if spread > 1e-6 * (1 + mean_x * mean_x) else 0.0
+        return mean_y + slope * (x - mean_x)
