@@ -118,3 +118,10 @@ def test_a_small_network_says_nearly_the_same(monkeypatch) -> None:
         after = network(x)
     assert isinstance(network[0], quantized.SmallLinear) and isinstance(odd[0], torch.nn.Linear)
     assert not torch.equal(before, after) and (before - after).abs().max() < 0.05 * before.abs().max()
+
+
+@pytest.mark.parametrize(("small", "told"), [(3.0, True), (1.1, False)])
+def test_a_chip_without_fast_products_is_told(small: float, told: bool, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(quantized, "race", lambda products, x: [1.0, small])
+    make_runner(small_model(), quantize="int8")
+    assert ("takes 3.0 times as long as float32" in capsys.readouterr().err) == told

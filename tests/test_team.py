@@ -61,3 +61,19 @@ def test_a_model_takes_it_for_a_few_rows_and_says_the_same() -> None:
     texts = run(engine(runner, spec), [request(p) for p in prompts])
     assert runner.lean._team is not None
     assert texts == [run(engine(tiny.model()), [request(p)])[0] for p in prompts]
+
+
+@pytest.mark.parametrize(("seconds", "most"), [([1.0, 2.0], 8), ([2.0, 1.0], 4)])
+def test_weights_are_read_twice_only_where_that_is_faster_than_torch(
+    seconds: list[float], most: int, monkeypatch
+) -> None:
+    from headstart.models import looped
+    from headstart.models.runners import make_runner
+
+    def race(ways, products, tries):
+        for way in ways:
+            way(products)
+        return seconds
+
+    monkeypatch.setattr(looped, "race", race)
+    assert make_runner(tiny.model()).lean._team.most_rows == most

@@ -13,8 +13,9 @@ from __future__ import annotations
 import functools
 import statistics
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -26,6 +27,7 @@ from headstart.progress import note
 
 _packed_product = torch.ops.mkldnn._linear_pointwise.default  # looking an operator up takes as long as a small one
 
+T = TypeVar("T")
 FAMILY = ("llama", "mistral", "qwen2", "qwen3")
 
 
@@ -198,13 +200,13 @@ def wide_pays(weight: torch.Tensor, rows: int = 16) -> bool:
     return fast < 0.8 * slow
 
 
-def race(products: list[Product], x: torch.Tensor, tries: int = 9) -> list[float]:
+def race(ways: Sequence[Callable[[T], Any]], x: T, tries: int = 9) -> list[float]:
     """Median seconds of each, in turns."""
-    times: list[list[float]] = [[] for _ in products]
+    times: list[list[float]] = [[] for _ in ways]
     for _ in range(tries):
-        for product, own in zip(products, times, strict=True):
+        for way, own in zip(ways, times, strict=True):
             start = time.perf_counter()
-            product(x)
+            way(x)
             own.append(time.perf_counter() - start)
     return [statistics.median(own) for own in times]
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,10 +20,12 @@ import torch
 
 from headstart.core import Segment
 from headstart.models.attention import Attends, Context, segment_mask
-from headstart.models.lean import LeanModel, Product
+from headstart.models.lean import LeanModel, Product, race
 from headstart.progress import note, status
 
 MOST_ROWS = 64  # above, the lean forward
+BETWEEN = 6  # rows of a product for which it is measured who computes it faster,
+SAMPLE, TRIES = 128 << 20, 5  # and bytes of its weights, and how often
 MOST_SCORES = 3072  # rows x slots of one request, above which torch's attention on all cores is faster
 CHANGING = ("dynamic", "longrope")  # kinds of rotation whose angles depend on the length of the text
 
@@ -196,9 +199,32 @@ class LoopedModel(LeanModel):
         if not all(_is_plain(p) for p in self.products) or (made := load_team()) is None:
             return None
         team = made.Team(torch.get_num_threads())
+        if not self._reads_twice(team):
+            team.most_rows = made.ROWS
         for product in self.products:
             product.team = team
         return team
+
+    @torch.inference_mode()
+    def _reads_twice(self, team: Any) -> bool:
+        """Is the team faster than torch where it has to read the weights twice? With wide vectors torch computes several rows
+        nearly as fast as one. Measured on so many weights that caches do not hold them."""
+        head, *products = self.products
+        sizes = itertools.accumulate(p.weight.numel() * p.weight.element_size() for p in products)
+        some = [p for p, size in zip(products, sizes, strict=True) if size < SAMPLE] or [head]
+        x = {p.inputs: torch.zeros(BETWEEN, p.inputs) for p in some}
+
+        def by_team(products: list[Product]) -> None:
+            with team.at_work():
+                for p in products:
+                    team.product(x[p.inputs], p.weight)
+
+        def by_torch(products: list[Product]) -> None:
+            for p in products:
+                p(x[p.inputs])
+
+        team_seconds, torch_seconds = race([by_team, by_torch], some, TRIES)
+        return team_seconds < torch_seconds
 
     @functools.cached_property  # not before the weights are where they stay
     def _layers(self) -> list[_Layer]:

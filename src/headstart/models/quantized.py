@@ -16,6 +16,7 @@ import torch
 
 from headstart.errors import ConfigError
 from headstart.models.lean import LeanModel, Product, race
+from headstart.progress import note
 
 _product_int8 = torch.ops.aten._weight_int8pack_mm.default  # looking an operator up takes as long as a small one
 _product_int4 = torch.ops.aten._dyn_quant_matmul_4bit.default
@@ -23,6 +24,7 @@ _product_int4 = torch.ops.aten._dyn_quant_matmul_4bit.default
 Rounded = tuple[torch.Tensor, torch.Tensor]
 FORMATS = ("int8", "int4")
 GROUP = 32
+SLOWER = 1.2  # times, from which on it is said
 
 
 class Int8Product(Product):
@@ -113,6 +115,7 @@ def quantize(model: Any, lean: LeanModel | None, kind: str) -> None:
         )
     eight = Int8Product if uneven else eight_bits(lean.blocks[0].gate_up.weight)
     make = Int4Product if kind == "int4" else eight
+    _say_if_slow(kind, make, lean.blocks[0].gate_up.weight)
     for block in lean.blocks:
         for name in ("qkv", "out", "gate_up", "down"):
             old: Product = getattr(block, name)
@@ -122,6 +125,16 @@ def quantize(model: Any, lean: LeanModel | None, kind: str) -> None:
     for linear in (m for m in model.modules() if isinstance(m, torch.nn.Linear)):
         if linear.weight is not embedding:
             linear.weight.data = linear.weight.data.new_empty(0)
+
+
+def _say_if_slow(kind: str, make: type[Product], weight: torch.Tensor) -> None:
+    """Not every chip has fast products of few bits."""
+    plain, small = race([Product(weight), make(weight)], torch.zeros(1, weight.shape[1]))
+    if small > SLOWER * plain:
+        note(
+            f"quantize={kind!r} takes {small / plain:.1f} times as long as float32 on this CPU: it saves memory, not time. "
+            "For speed, leave it out, or take a GGUF file with llama.cpp (headstart[llamacpp])."
+        )
 
 
 class SmallLinear(torch.nn.Module):
