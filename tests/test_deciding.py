@@ -216,10 +216,21 @@ def test_a_trial_ends_though_there_is_no_time_to_decide() -> None:
 
 def test_what_steps_take_is_not_learned_where_the_host_gets_newcomers_ready() -> None:
     p = policy()
+    slow_clock(p, 5e-4)  # else there is a decision whenever somebody comes, and behind one nothing is learned
     device = Device(p, getting_ready=2e-3)
-    device.run(["code"], 16, 200)
-    for mode in (None, CHAIN):
+    device.run(["code"], 16, 200, tokens=200)
+    for mode in (None, CHAIN, Mode("eagle3", 4, 4)):
         assert p.periods.of(mode, 16) == pytest.approx(seconds(mode, 16, 16), rel=0.05)
+
+
+def test_those_that_a_head_could_serve_one_day_are_read_now_and_then_beside_others_that_draft() -> None:
+    """Though it is never seen what a newcomer takes that nobody reads: somebody always drafts."""
+    p = policy()
+    p.periods.put_reading("eagle3", 1, 1e-5)
+    device = Device(p, getting_ready=1e-4)
+    device.run(["code", "noise"], 8, 200)
+    unread = sum(id.startswith("noise") for id in device.unread)
+    assert unread < 90, "of a hundred"
 
 
 def reads(reading: float) -> float:

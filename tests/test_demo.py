@@ -123,16 +123,13 @@ def test_panels_fit_the_terminal(columns: int, height: int) -> None:
 
 
 @pytest.mark.real
-def test_the_built_in_prompts_and_the_head_that_comes_along() -> None:
-    found = json.loads(headstart("demo", "--json", "--max-tokens", "16").stdout)
+def test_the_built_in_prompts() -> None:
+    found = json.loads(headstart("demo", "--json", "--max-tokens", "8").stdout)
     assert found["identical"] and found["model"] == "smollm2" and found["speculative"]["method"] == "auto"
-    own = json.loads(headstart("demo", "--json", "--max-tokens", "16", "--drafter", "eagle3", "-k", "2").stdout)
-    assert own["identical"] and own["speculative"]["method"] == "eagle3"
-    assert own["prompts"][1]["speculative"]["stats"]["block_efficiency"] > 1.5
 
 
 @pytest.mark.real
-def test_another_drafter_on_the_built_in_model() -> None:
-    found = json.loads(headstart("demo", "--json", "--max-tokens", "12", "--drafter", "ngram").stdout)
-    assert found["identical"] and found["speculative"]["method"] == "ngram"
-    assert found["prompts"][0]["speculative"]["stats"]["block_efficiency"] > 1.5
+def test_the_head_that_comes_along() -> None:
+    found = json.loads(headstart("demo", "--json", "--max-tokens", "16", "--drafter", "eagle3", "-k", "2").stdout)
+    assert found["identical"] and found["speculative"]["method"] == "eagle3"
+    assert found["prompts"][1]["speculative"]["stats"]["block_efficiency"] > 1.5

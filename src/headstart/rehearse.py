@@ -114,13 +114,17 @@ def _is_still_so(
 def _prepare(engine: Engine, modes: dict[str, list[Mode]]) -> None:
     """Have the graphs ready: with hidden states for those that read them, and without."""
     taps, reading = engine.drafting.taps, {n for n, d in engine.drafting.drafters.items() if d.needs.hidden_layers}
-    every = {(m.nodes, m.nodes > m.depth) for own in modes.values() for m in own}
-    others = {(m.nodes, m.nodes > m.depth) for name, own in modes.items() if name not in reading for m in own}
+    every = {(m.nodes, m.branches) for own in modes.values() for m in own}
+    others = {(m.nodes, m.branches) for name, own in modes.items() if name not in reading for m in own}
     work = [*engine.runner.prepare(others, ()), *(engine.runner.prepare(every, taps) if taps else ())]
     with bar("Preparing GPU graphs", len(work), "graphs") as done:
         for record in work:
             record()
             done(1)
+    if (step := engine.runner.place) is not None:
+        with engine.runner.at_work():
+            for drafter in engine.drafting.drafters.values():
+                drafter.get_ready(step)
 
 
 def companies(engine: Engine, modes: dict[str, list[Mode]]) -> list[int]:

@@ -18,6 +18,7 @@ from headstart.models.kernels import ahead
 from headstart.models.paged import Device
 from headstart.models.runner import TorchRunner
 from headstart.models.texts import Texts
+from headstart.noise import words
 from tests.harness import engine, request, run
 from tests.interpreted import test_kernel_engine
 from tests.interpreted.test_kernel_engine import PROMPTS
@@ -94,6 +95,15 @@ def test_a_seat_holds_what_the_host_knew_and_is_written_once() -> None:
     texts.tokens[seat, 4], texts.lengths[seat] = 5, 5  # a walk appends
     texts.grew("a", 5)
     assert texts.sit("a", [1, 2, 3, 4, 5]) == seat and texts.tokens[seat, :5].tolist() == [9, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("seed", [0, 1 << 31, (1 << 63) + 7, -3])
+def test_a_seat_knows_how_its_text_is_sampled(seed: int) -> None:
+    texts = Texts(3, 20, torch.device("cpu"))
+    texts.sit("a", [1])
+    seat = texts.sit("b", [1, 2], 0.75, seed)
+    assert texts.heats[seat] == 0.75
+    assert tuple(texts.seeds[:, seat].numpy().view(np.uint32).tolist()) == words(seed)
 
 
 def test_who_was_away_longest_loses_its_seat() -> None:

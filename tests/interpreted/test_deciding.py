@@ -96,7 +96,7 @@ def test_a_decision_that_changes_nothing_lets_the_last_step_be_repeated(monkeypa
         thoughts.append(len(requests))
 
     monkeypatch.setattr(policy, "_decide", often)
-    monkeypatch.setattr(policy, "_cost", 0.0, raising=False)
+    monkeypatch.setattr(policy, "_cost", 0.0)
     monkeypatch.setattr(ahead, "DECIDING", 1.0)  # and there is time for it
     monkeypatch.setattr(e, "_repeat", lambda before, clock: repeats.append(len(thoughts)) or repeat(before, clock))
     assert run(e, asked()) == wanted()

@@ -89,6 +89,9 @@ class Drafter:
     def read_ahead(self, readings: Sequence[Reading], step: DeviceStep) -> None:
         """A step on its way will leave these rows of prompts. The token behind each of them is known."""
 
+    def get_ready(self, step: DeviceStep) -> None:
+        """Steps will leave what they leave at these places every time: prepare what reads it there."""
+
     def allocate(self, num_slots: int) -> None:
         """The target's KV has so many slots."""
 

@@ -209,6 +209,11 @@ class HeadDrafter(GrowingDrafter):
             trail.reached(r.start + len(r.rows))
         self._write_down(readings, step.hidden, step.fixed)
 
+    @torch.inference_mode()
+    def get_ready(self, step: DeviceStep) -> None:
+        if self.reads_ahead:
+            self.growers[0].get_ready(step.hidden)
+
     def _write_down(self, readings: Sequence[Reading], hidden: Mapping[int, torch.Tensor], fixed: bool = False) -> None:
         """Make the entries of these rows where the target left them."""
         if not self.keeps or not any(r.rows for r in readings):

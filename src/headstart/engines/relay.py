@@ -28,7 +28,7 @@ from starlette.responses import Response
 from starlette.types import Send
 
 from headstart.engines import counters
-from headstart.engines.launching import LOOK, RECENT, Child
+from headstart.engines.launching import LOOK, MOMENT, RECENT, Child
 from headstart.errors import BadInput, HeadstartError, parse_json
 from headstart.server.app import ServerSettings, check_model, explain_errors, guard
 from headstart.server.gate import RETRY_AFTER, Closing, Gate
@@ -191,7 +191,10 @@ class Relay:
 
     async def _broke(self, failure: httpx.HTTPError) -> Gone:
         """It takes a moment from the last byte of a process to its end."""
-        if await asyncio.to_thread(self.child.has_ended):
+        until = time.monotonic() + MOMENT
+        while self.child.process.poll() is None and time.monotonic() < until:
+            await asyncio.sleep(LOOK / 4)  # on no thread: many may ask at once
+        if self.child.process.poll() is not None:
             return Gone(self.ended())
         return Gone(f"{self.child.launch.engine} broke off: {failure!r}.", 502)
 

@@ -87,6 +87,11 @@ class Runner:
         """What there is to do so that steps with drafts like these (nodes, and whether they branch) need no preparation."""
         return []
 
+    @property
+    def place(self) -> DeviceStep | None:
+        """Where forwards leave hidden states, if they do so at the same place every time."""
+        return None
+
     def warm_up(self, nodes: int, trees: bool, taps: tuple[int, ...] = ()) -> None:
         """Prepare for steps of one request, plain and with drafts of so many nodes, that tell these hidden states."""
 

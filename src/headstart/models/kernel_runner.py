@@ -212,6 +212,10 @@ class KernelRunner(TorchRunner):
         """For whoever drafts on the device."""
         return DeviceStep(hidden, self.verdict, block, fixed) if hidden else None
 
+    @property
+    def place(self) -> DeviceStep | None:
+        return self._leave(self.block, dict(self.tapped), fixed=True)
+
     def _verdict(self, shape: Shape) -> torch.Tensor:
         """(segments, 2 + most nodes)"""
         stride = 2 + shape.new

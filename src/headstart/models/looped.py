@@ -209,9 +209,9 @@ class LoopedModel(LeanModel):
     def _reads_twice(self, team: Any) -> bool:
         """Is the team faster than torch where it has to read the weights twice? With wide vectors torch computes several rows
         nearly as fast as one. Measured on so many weights that caches do not hold them."""
-        head, *products = self.products
+        products = self.products[1:]  # without the head, which may be very large
         sizes = itertools.accumulate(p.weight.numel() * p.weight.element_size() for p in products)
-        some = [p for p, size in zip(products, sizes, strict=True) if size < SAMPLE] or [head]
+        some = [p for p, size in zip(products, sizes, strict=True) if size < SAMPLE] or products[:1]
         x = {p.inputs: torch.zeros(BETWEEN, p.inputs) for p in some}
 
         def by_team(products: list[Product]) -> None:
@@ -244,6 +244,10 @@ class LoopedModel(LeanModel):
         if rows not in self._rooms:
             self._rooms[rows] = self._hall.first(rows)
         return self._rooms[rows]
+
+    def warm_up(self) -> None:
+        """Have the team ready, and know what it is for."""
+        _ = self._team
 
     def release(self) -> None:
         """Let go of the pool."""

@@ -24,7 +24,7 @@ _product_int4 = torch.ops.aten._dyn_quant_matmul_4bit.default
 Rounded = tuple[torch.Tensor, torch.Tensor]
 FORMATS = ("int8", "int4")
 GROUP = 32
-SLOWER = 1.2  # times, from which on it is said
+SLOWER = 2.0  # times, from which on it is said: one block may lie in a cache
 
 
 class Int8Product(Product):

@@ -68,6 +68,10 @@ class TorchRunner(Runner):
         raw = np.zeros(slots * heads * dim * dtype.itemsize, dtype=np.uint8)
         return torch.from_numpy(raw).view(dtype).view(slots, heads, dim)
 
+    def warm_up(self, nodes: int, trees: bool, taps: tuple[int, ...] = ()) -> None:
+        if isinstance(self.lean, LoopedModel):
+            self.lean.warm_up()
+
     @torch.inference_mode()
     def forward(self, batch: Batch) -> Forward:
         tokens = torch.from_numpy(batch.tokens).to(self.device)

@@ -180,7 +180,7 @@ def lead(board: Any, count: Any, x: Any, w: Any, out: Any, rows: Any, outputs: A
 class Team:
     """So many threads, the caller's among them. Between forwards the helpers sleep; they end with the team."""
 
-    most_rows = 2 * ROWS  # weights are read twice then, which still takes less time than torch's product
+    most_rows = 2 * ROWS  # weights are read twice then; who has it measures whether torch's product takes less time
 
     def __init__(self, count: int) -> None:
         self.count, self.working = count, False

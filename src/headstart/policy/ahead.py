@@ -39,6 +39,7 @@ LEAST = 0.04  # a mode should bring so much more than none: its chances are gues
 BEGIN = 0.03  # and so much more again where nobody drafts now: to begin takes a step or two
 READING = 0.004  # share of the time that reading prompts may take for which it does not seem to pay,
 READINGS = 4  # and for how many of them it is saved up,
+CHURN = 8  # steps after which newcomers are looked at together, where more and more come,
 ARRIVALS = 0.1  # and how fast it is learned what newcomers take, and what it takes to read them
 DOUBT = 1.25  # times that it should come back where the others do not draft: alone it does not pay
 PROBES = 0.005  # share of the time that trying what does not seem to pay may take,
@@ -66,15 +67,15 @@ class Bill:
 
 
 @dataclass
-class Arrival:
-    """Newcomers, while nobody drafts: how much longer the step takes that they come in, and the one in which the host gets that
-    ready."""
+class Newcomers:
+    """While nobody drafts: how much longer the steps take that they come in, and those in which the host gets that ready."""
 
     count: int = 0
-    read: int = 0  # of them by a head, in hope
+    read: int = 0  # of them by a head
     seconds: float = 0.0
     tokens: int = 0  # of their prompts
-    left: int = 2  # steps that are still to be seen
+    seen: int = 0  # steps,
+    left: int = 2  # and those that are still to be seen, if nobody else comes
 
     def add(self, read: bool) -> None:
         self.count, self.read, self.left = self.count + 1, self.read + read, 2
@@ -108,7 +109,7 @@ class AheadPolicy:
         self._time, self._cost = 1.0, USUAL  # seconds saved up for decisions, and those that one takes
         self._reads: dict[tuple[Any, ...], tuple[bool, float]] = {}  # reading such prompts pays, and takes
         self._reading, self._hoped = 0.0, 0  # seconds saved up for reading others, and how many were read,
-        self._arrival: Arrival | None = None  # the last of them, and of those that nobody reads;
+        self._arrival: Newcomers | None = None  # the last of them, and of those that nobody reads;
         self._arrivals = Line(ARRIVALS)  # how much longer steps take for one of these, by its tokens,
         self._dearer = 0.0  # and how much longer again for one that a head reads
         self._purse = 0.0  # seconds saved up for trials,
@@ -167,12 +168,12 @@ class AheadPolicy:
         if like not in self._reads:
             self._reads[like] = self._reading_pays(guest, names, company, tokens)
         pays, cost = self._reads[like]
-        told = self._arrivals.known or self._hoped < READINGS  # what it takes is seen beside others that nobody reads
+        told = self._arrivals.known or self._drafts or self._hoped < READINGS  # else nobody could tell what it takes
         hoped = not pays and self._reading >= cost and told
         if hoped:
             self._reading, self._hoped = min(self._reading, READINGS * cost) - cost, self._hoped + 1
-        self._arrival = self._arrival or Arrival()
-        self._arrival.add(hoped)
+        self._arrival = self._arrival or Newcomers()
+        self._arrival.add(pays or hoped)
         return pays or hoped
 
     def _reading_pays(self, guest: Guest, names: tuple[str, ...], company: int, tokens: float) -> tuple[bool, float]:
@@ -305,19 +306,20 @@ class AheadPolicy:
             self._purses[bill.drafter] -= max(0.0, bill.seconds)
             self._bill = None
 
-    def _receive(self, arrival: Arrival, times: StepTimes, company: int) -> Arrival | None:
+    def _receive(self, arrival: Newcomers, times: StepTimes, company: int) -> Newcomers | None:
         """What is seen of it tells what reading a prompt takes here: a rehearsal may have had a faster host."""
         plain, count = self.periods.of(None, company), arrival.count
         arrival.seconds += min(times.period, DEAREST * plain * count) - plain
         arrival.tokens += times.num_prefill_tokens
-        arrival.left -= 1
-        if arrival.left:
+        arrival.seen, arrival.left = arrival.seen + 1, arrival.left - 1
+        if arrival.left and arrival.seen < CHURN:
             return arrival
-        if not arrival.read:
+        if arrival.tokens and not arrival.read:
             self._arrivals.add(arrival.tokens / count, arrival.seconds / count)
-        elif self._arrivals.known:
-            more = arrival.seconds - count * self._arrivals.at(arrival.tokens / count)
-            self._dearer += ARRIVALS * (more / arrival.read - self._dearer)
+        elif arrival.tokens and self._arrivals.known:
+            more = (arrival.seconds - count * self._arrivals.at(arrival.tokens / count)) / arrival.read
+            moves = 1 - (1 - ARRIVALS) ** arrival.read
+            self._dearer += moves * (min(DEAREST * plain, max(0.0, more)) - self._dearer)
         return None
 
     def _share_out(self, names: Iterable[str]) -> None:
@@ -357,7 +359,7 @@ class AheadPolicy:
         shapes: dict[tuple[str, bool], list[Mode]] = {}
         for mode in self._known_modes(sorted({n for names in members.values() for n in names})):
             if mode.nodes <= load.room:
-                shapes.setdefault((mode.drafter, mode.nodes > mode.depth), []).append(mode)
+                shapes.setdefault((mode.drafter, mode.branches), []).append(mode)
         for (drafter, _), modes in shapes.items():
             own = [i for i, names in members.items() if drafter in names]
             deepest = max(modes, key=lambda m: m.depth)

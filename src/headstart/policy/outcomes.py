@@ -194,7 +194,7 @@ class Outcomes:
             self._trust.setdefault(mode.drafter, Trust()).add(thought - sum(general), came - sum(general), count)
         own.add(general, reached)
         known.seen, known.heard = known.seen + count, True
-        if share := own.for_all(mode.nodes > mode.depth, count):
+        if share := own.for_all(mode.branches, count):
             known.add(reached, share)
 
     def general(self, mode: Mode, heat: int) -> list[float]:
@@ -203,7 +203,7 @@ class Outcomes:
         if found is None:
             found = self._of(mode, heat).by_depth(mode.depth)
             chain = self._survival.get((mode.drafter, False, heat))
-            if mode.nodes > mode.depth and chain is not None and chain.tries >= SOME:  # a tree has the chain in it
+            if mode.branches and chain is not None and chain.tries >= SOME:  # a tree has the chain in it
                 least = [AT_LEAST * chance for chance in chain.by_depth(mode.depth)]
                 found = [max(own, min(0.98, other)) for own, other in zip(found, least, strict=True)]
             self._general[mode, heat] = found
@@ -233,12 +233,12 @@ class Outcomes:
 
     def curiosity(self, mode: Mode, heat: int) -> float:
         """Shapes of which few drafts were seen are taken for better than they are thought to be."""
-        known = self._survival.get((mode.drafter, mode.nodes > mode.depth, heat))
+        known = self._survival.get((mode.drafter, mode.branches, heat))
         return NEW if known is None or known.seen < NEW_TRIES else 1.0
 
     def _of(self, mode: Mode, heat: int) -> Survival:
         """Where such drafts were never seen, others of the same drafter are the best guess."""
-        key = mode.drafter, mode.nodes > mode.depth, heat
+        key = mode.drafter, mode.branches, heat
         known = self._survival.get(key)
         if known is None:
             known = self._survival[key] = Survival(())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from headstart.core import Request
@@ -36,9 +37,11 @@ class Share:
 
 @dataclass
 class Line:
-    """A line through points, of which the last count most."""
+    """A line through points, of which the last count most. It does not fall, and ends where the points do."""
 
     fades: float
+    least: float = math.inf
+    most: float = -math.inf
     count: float = 0.0
     x: float = 0.0
     y: float = 0.0
@@ -51,6 +54,7 @@ class Line:
 
     def add(self, x: float, y: float) -> None:
         left = 1 - self.fades
+        self.least, self.most = min(self.least, x), max(self.most, x)
         self.count, self.x, self.y = left * self.count + 1, left * self.x + x, left * self.y + y
         self.xx, self.xy = left * self.xx + x * x, left * self.xy + x * y
 
@@ -59,4 +63,4 @@ class Line:
         mean_x, mean_y = self.x / self.count, self.y / self.count
         spread = self.xx / self.count - mean_x * mean_x
         slope = (self.xy / self.count - mean_x * mean_y) / spread if spread > 1e-6 * (1 + mean_x * mean_x) else 0.0
-        return mean_y + slope * (x - mean_x)
+        return mean_y + max(0.0, slope) * (min(self.most, max(self.least, x)) - mean_x)

@@ -92,7 +92,8 @@ class Grower:
         a grower of the same head, all is shared that only one of them needs at a time."""
         self.head, self.growth, self.limits = head, growth, limits
         weight = next(head.parameters())
-        self.device, self.graphs_allowed = weight.device, weight.device.type == "cuda"
+        self.device = weight.device
+        self.graphs_allowed = self.reads_by_graph = weight.device.type == "cuda"
         spec = head.spec
         self.field = Field(
             growth, double_up(lines), len(spec.taps) * spec.hidden_size, weight.dtype, spec.draft_vocab_size, max_len,
@@ -153,11 +154,11 @@ class Grower:
             how()
         if not self.graphs_allowed:
             self._run(padded)
-        elif whole not in self._graphs:
+        elif whole in self._graphs:
+            _replay(self._graphs[whole])
+        else:
             begin = how if step.fixed else None
-            self._graphs[whole] = self._capture(functools.partial(self._run, padded, begin))
-        for piece in self._graphs.get(whole, ()):
-            piece.replay()
+            self.graphs_allowed = self._record(self._graphs, whole, functools.partial(self._run, padded, begin))
         return self.field.mail[:count]
 
     def remember(self, hidden: Mapping[int, torch.Tensor], numbers: np.ndarray, fixed: bool = False) -> None:
@@ -168,17 +169,25 @@ class Grower:
         host, array = self._out.take(4 * padded)
         block = array[: 4 * padded].reshape(4, padded)
         block[:, :count], block[:3, count:], block[3, count:] = numbers, 0, -1
-        if not fixed or not self.graphs_allowed or padded > MOST_READ:
+        if not fixed or not self.reads_by_graph or padded > MOST_READ:
             told = host[: 4 * padded].to(self.device, non_blocking=True)
             self._out.mark()
             return self._remember(hidden, told)
         told = self._told[: 4 * padded]
         told.copy_(host[: 4 * padded], non_blocking=True)
         self._out.mark()
-        if padded not in self._readings:
-            self._readings[padded] = self._capture(functools.partial(self._remember, hidden, told))
-        for piece in self._readings[padded]:
-            piece.replay()
+        if padded in self._readings:
+            _replay(self._readings[padded])
+        else:
+            run = functools.partial(self._remember, hidden, told)
+            self.reads_by_graph = self._record(self._readings, padded, run)
+
+    def get_ready(self, hidden: Mapping[int, torch.Tensor]) -> None:
+        """Record all graphs that read prompts of which steps leave this, on rows that belong to nobody."""
+        for size in sorted({stride_up(n) for n in range(LEAST_READ, MOST_READ + 1)}):
+            numbers = np.zeros((4, size), np.int64)
+            numbers[3] = -1
+            self.remember(hidden, numbers, fixed=True)
 
     def _remember(self, hidden: Mapping[int, torch.Tensor], told: torch.Tensor) -> None:
         rows, tokens, positions, slots = told.view(4, -1)
@@ -232,14 +241,19 @@ class Grower:
         none = self.field.last
         return PagedContext(layout, self.keys, self.values, self.room, self.limits, False, none, none, none)
 
-    def _capture(self, run: Callable[[], None]) -> list[torch.cuda.CUDAGraph]:
-        """Run once for real, so that kernels are compiled; then record."""
+    def _record(self, graphs: dict[Any, list[torch.cuda.CUDAGraph]], key: Any, run: Callable[[], None]) -> bool:
+        """Run for real, so that kernels are compiled; then record it for the next time. Returns whether that could be done."""
         self.recorder.rehearse(run)
         try:
             with self.recorder.capture() as capture:
                 run()
         except RuntimeError as error:  # out of memory, or a head that cannot be recorded
-            self.graphs_allowed = False
-            note(f"This head runs without further graphs, so levels pay their launches: {str(error).split('. ')[0]}.")
-            return []
-        return capture.pieces
+            note(f"This head runs without further graphs, so it pays its launches: {str(error).split('. ')[0]}.")
+            return False
+        graphs[key] = capture.pieces
+        return True
+
+
+def _replay(pieces: list[torch.cuda.CUDAGraph]) -> None:
+    for piece in pieces:
+        piece.replay()
