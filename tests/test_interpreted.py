@@ -1,4 +1,4 @@
-"""The tests of the kernels, each file in a process of its own: Triton's interpreter is chosen when Triton is imported."""
+"""The tests of the kernels, in processes of their own: Triton's interpreter is chosen when Triton is imported."""
 
 from __future__ import annotations
 
@@ -12,15 +12,18 @@ import pytest
 
 HERE = Path(__file__).parent
 FILES = sorted(path.name for path in (HERE / "interpreted").glob("test_*.py"))
+SLOW = ("test_ahead.py", "test_deciding.py", "test_growth.py", "test_kernel_engine.py")  # have a process each
+GROUPS = {name: [name] for name in SLOW} | {"others": [name for name in FILES if name not in SLOW]}
 ALONE = {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "HEADSTART_TEST_DEVICE": "cpu"}
 
 
 @pytest.mark.skipif(
     importlib.util.find_spec("triton") is None, reason="Triton is not installed: its kernels cannot run"
 )
-@pytest.mark.parametrize("name", FILES)
-def test_kernels_in_the_interpreter(name: str) -> None:
+@pytest.mark.parametrize("group", GROUPS)
+def test_kernels_in_the_interpreter(group: str) -> None:
     plain = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
-    command = [sys.executable, "-m", "pytest", str(HERE / "interpreted" / name), "-q", "-p", "no:cacheprovider"]
+    files = [str(HERE / "interpreted" / name) for name in GROUPS[group]]
+    command = [sys.executable, "-m", "pytest", *files, "-q", "-p", "no:cacheprovider"]
     done = subprocess.run(command, cwd=HERE.parent, env=plain | ALONE, capture_output=True, text=True)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
