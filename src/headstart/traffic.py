@@ -108,7 +108,7 @@ def read_trace(path: str | Path) -> Trace:
     try:
         text = Path(path).expanduser().read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"The trace {path} cannot be read: {error}.") from None
+        raise BadInput(f"The trace {path} cannot be read: {getattr(error, 'strerror', None) or error}.") from None
     lines = text.split("\n")[:-1]  # behind the last end of a line: nothing, or a piece
     first = _parse(path, 1, lines[0]) if lines else {}
     if first.get("headstart_trace") != VERSION:
