@@ -7,8 +7,9 @@ import functools
 from typing import Any
 
 import pytest
+import torch
 
-from headstart.core import Request
+from headstart.core import DeviceStep, Request
 from headstart.drafters import heads
 from headstart.models import kernel_runner
 from headstart.models.heads import grower
@@ -19,7 +20,7 @@ from tests import tiny
 from tests.harness import Drafts, engine, request, run
 from tests.interpreted import test_kernel_engine
 from tests.interpreted.test_kernel_engine import PROMPTS
-from tests.test_head_drafter import Resting
+from tests.test_head_drafter import Bigrams, Resting
 
 small = functools.partial(test_kernel_engine.small, "llama", seed=4)
 CHAIN: dict[str, Any] = {"method": "eagle3", "num_speculative_tokens": 3}
@@ -116,6 +117,33 @@ def test_prompts_are_read_while_they_are_on_their_way(monkeypatch) -> None:
     drafted = {text: draft[0] for text, draft in drafts.found.items() if draft[0] and text in host}
     assert len(drafted) > 4 * len(rs)  # some are cut where a step has no room
     assert drafted == {text: host[text][0][: len(own)] for text, own in drafted.items()}
+
+
+def places(hidden_size: int, layers: tuple[int, ...]) -> DeviceStep:
+    nothing = torch.zeros(1, dtype=torch.int32)
+    return DeviceStep({layer: torch.ones(4, hidden_size) for layer in layers}, nothing, nothing, fixed=True)
+
+
+def test_what_reads_prompts_is_made_ready_on_rows_of_nobody(monkeypatch) -> None:
+    monkeypatch.setattr(grower, "MOST_READ", 32)
+    e = engine(small(), CHAIN, head=eagle())
+    drafter, sizes, remember = e.drafting.drafters["eagle3"], [], grower.Grower._remember
+    monkeypatch.setattr(
+        grower.Grower,
+        "_remember",
+        lambda self, hidden, told: sizes.append(len(told) // 4) or remember(self, hidden, told),
+    )
+    with torch.inference_mode():
+        drafter.keys[0].fill_(7.0)
+    drafter.get_ready(places(small().config.hidden_size, drafter.head.spec.taps))
+    assert sizes == [16, 32] and bool((drafter.keys[0] == 7.0).all())
+
+
+def test_a_head_that_remembers_nothing_has_nothing_to_make_ready() -> None:
+    e = engine(small(), {"method": "medusa", "num_speculative_tokens": 2}, head=Bigrams([]))
+    drafter = e.drafting.drafters["medusa"]
+    assert drafter.reads_ahead
+    drafter.get_ready(places(small().config.hidden_size, drafter.head.spec.taps))
 
 
 def test_a_prompt_that_is_shared_to_its_last_token_is_read_on_from_there() -> None:

@@ -211,7 +211,7 @@ class HeadDrafter(GrowingDrafter):
 
     @torch.inference_mode()
     def get_ready(self, step: DeviceStep) -> None:
-        if self.reads_ahead:
+        if self.reads_ahead and self.keeps:
             self.growers[0].get_ready(step.hidden)
 
     def _write_down(self, readings: Sequence[Reading], hidden: Mapping[int, torch.Tensor], fixed: bool = False) -> None:
