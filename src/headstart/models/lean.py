@@ -49,7 +49,7 @@ class Product:
         self.packed = torch.ops.mkldnn._reorder_linear_weight(self.weight.detach(), None)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        if self.team is not None and len(x) <= self.team.most_rows and self.team.working:
+        if self.team is not None and x.shape[0] <= self.team.most_rows and self.team.working:
             out = self.team.product(x, self.weight)
             return out if self.bias is None else out.add_(self.bias)
         if self.packed is None or x.numel() == self.inputs:  # one row

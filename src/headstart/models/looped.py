@@ -173,7 +173,8 @@ class LoopedModel(LeanModel):
         taps: tuple[int, ...],
         layers: int | None,
     ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
-        room = self._room(len(tokens))
+        count = len(tokens)
+        room = self._room(count)
         torch.index_select(self.embed.weight, 0, tokens, out=room.x)
         cos, sin = self._angles(positions)
         hidden = {0: room.x.clone()} if 0 in taps else {}
@@ -181,7 +182,7 @@ class LoopedModel(LeanModel):
         self.loops.norm(room.x_, self._layers[0].norm_in, self.eps, room.h_)
         blocks = list(zip(self.blocks, self._layers, strict=True))[:layers]
         for i, (block, own) in enumerate(blocks):
-            heads = block.qkv(room.h).numpy().reshape(len(tokens), -1, self.head_dim)
+            heads = block.qkv(room.h).numpy().reshape(count, -1, self.head_dim)
             self.loops.rotate(heads, self.num_heads, own.gains, self.eps, cos, sin, *reader.pools[i], reader.write)
             mixed = block.out(reader.read(i, heads, block.window))
             self.loops.add_norm(room.x_, mixed.numpy(), own.norm_mlp, self.eps, room.h_)
@@ -191,7 +192,7 @@ class LoopedModel(LeanModel):
             self.loops.add_norm(room.x_, block.down(room.act).numpy(), following, self.eps, room.h_)
             if i + 1 in taps:  # the last as transformers reports it: after the final norm
                 hidden[i + 1] = room.h.clone() if last else room.x.clone()
-        return self.head(room.h if len(rows) == len(tokens) else room.h[rows]), hidden
+        return self.head(room.h if len(rows) == count else room.h[rows]), hidden
 
     @functools.cached_property
     def _team(self) -> Any:

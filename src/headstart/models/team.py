@@ -215,7 +215,7 @@ class Team:
 
     def product(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """x W^T, for x (rows, inputs) and weight (outputs, inputs) in float32, while at work."""
-        (rows, inputs), outputs = x.shape, len(weight)
+        (rows, inputs), outputs = x.shape, weight.shape[0]
         x = x if x.is_contiguous() else x.contiguous()
         out = torch.empty(rows, outputs, dtype=torch.float32, device="cpu")
         for r in range(0, rows, ROWS):

@@ -31,18 +31,18 @@ from headstart.policy.shares import Line, Share, heat_of
 
 EVERY = 16  # steps for which a decision holds,
 SOON = 4  # and where requests are new
-DECIDING = 0.005  # share of the time that decisions may take: with many requests, they are taken less often
+DECIDING = 0.004  # share of the time that decisions may take: with many requests, they are taken less often
 USUAL = 2e-4  # seconds of a decision, at first,
 LONGER = 1.5  # and how many times the last one it may be: what takes much longer was held up by something else
 TOKENS = 128.0  # of an answer, until some have been seen
 LEAST = 0.04  # a mode should bring so much more than none: its chances are guesses
 BEGIN = 0.03  # and so much more again where nobody drafts now: to begin takes a step or two
-READING = 0.004  # share of the time that reading prompts may take for which it does not seem to pay,
+READING = 0.003  # share of the time that reading prompts may take for which it does not seem to pay,
 READINGS = 4  # and for how many of them it is saved up,
 CHURN = 8  # steps after which newcomers are looked at together, where more and more come,
 ARRIVALS = 0.1  # and how fast it is learned what newcomers take, and what it takes to read them
 DOUBT = 1.25  # times that it should come back where the others do not draft: alone it does not pay
-PROBES = 0.005  # share of the time that trying what does not seem to pay may take,
+PROBES = 0.004  # share of the time that trying what does not seem to pay may take,
 SAVED = 3  # and for how many trials it is saved up,
 SURELY = 0.2  # of the time of drafts is taken to be lost in a trial, whatever they should bring
 PROBE_STEPS = 4  # that a trial takes; where a head has to join, the first of them is without drafts;
@@ -93,7 +93,7 @@ class AheadPolicy:
         self.plain_steps = 0
         self.yields = Share(0.03)  # tokens that came, of those that plain steps would have brought in the same time
         self._guests: dict[str, Guest] = {}
-        self._numbers: dict[Mode, int] = {}  # of modes, in logs
+        self._ways: list[Mode] = []  # all that were ever chosen: logs have their numbers
         self._told: dict[int, int] = {}  # wishes, by identity, and the number of their mode
         self._wishes: dict[Mode, Wishes] = {}
         self._modes: dict[tuple[str, ...], list[Mode]] = {}  # of these drafters
@@ -240,15 +240,15 @@ class AheadPolicy:
             guest.wishes = {}
             return
         if mode not in self._wishes:
-            self._numbers[mode] = len(self._numbers)
             self._wishes[mode] = {mode.drafter: Wish(mode.nodes, mode.depth)}
-            self._told[id(self._wishes[mode])] = self._numbers[mode]
+            self._told[id(self._wishes[mode])] = len(self._ways)
+            self._ways.append(mode)
         guest.wishes = self._wishes[mode]
 
     def _decide(self, requests: Sequence[Request], guests: Sequence[Guest], load: Load) -> None:
         """Who drafts in the next steps, and how."""
         began = self.clock()
-        self.outcomes.digest(guests, list(self._numbers), self._steps)
+        self.outcomes.digest(guests, self._ways, self._steps)
         self._reads.clear()
         self._steps, self._due, self._company, self._trying = 0, EVERY, len(requests), False
         most = self.fixed.most(requests, load)
@@ -407,12 +407,11 @@ class AheadPolicy:
         if self._arrival is not None:
             alone = not asked and self._common is None and len(requests)  # nobody drafts
             self._arrival = self._receive(self._arrival, times, len(requests)) if alone else None
-        counts, before = self._note(times, requests, verdicts) if asked else {}, self._kind
-        company = len(requests)
+        counts, reads_on = self._note(times, requests, verdicts) if asked else ({}, False)
+        company, before = len(requests), self._kind
         self._kind = None if times.num_prefill_tokens else (company, counts)
         if times.num_prefill_tokens or not requests:
             return
-        reads_on = asked and any(own and id(own) not in self._told for own in times.asked)
         same = self._kind == before and self._steps > 1 and not reads_on  # nobody came, and nothing changed
         if same and self._period:  # on either side of that step: to launch what is new takes the host longer
             self._learn_period(counts, company, self._period)
@@ -424,35 +423,43 @@ class AheadPolicy:
 
     def _learn_period(self, counts: Mapping[int, int], company: int, seconds: float) -> None:
         number = max(counts, key=lambda n: counts[n], default=None)
-        mode = None if number is None else list(self._numbers)[number]
+        mode = None if number is None else self._ways[number]
         if mode is None or self.periods.knows(mode):
             self.periods.learn(mode, counts[number] if number is not None else 0, company, seconds)
 
-    def _note(self, times: StepTimes, requests: Sequence[Request], verdicts: Sequence[Verdict]) -> dict[int, int]:
-        """Write down what drafts brought. Returns for how many there were some, by the number of their mode."""
+    def _note(
+        self, times: StepTimes, requests: Sequence[Request], verdicts: Sequence[Verdict]
+    ) -> tuple[dict[int, int], bool]:
+        """Write down what drafts brought. Returns for how many there were some, by the number of their mode, and whether a head
+        only read on for somebody. It runs in every step, so it does no more than it must."""
         counts: dict[int, int] = {}
+        nodes: dict[int, int] = {}
+        told, guests, reads_on = self._told, self._guests, False
         for request, verdict, asked, size in zip(requests, verdicts, times.asked, times.drafted, strict=True):
-            number = self._told.get(id(asked)) if asked else None
-            if number is None or not (size or next(iter(asked)) in SOLE):  # a head that gives none could not be asked
+            number = told.get(id(asked))
+            if number is None:
+                reads_on = reads_on or bool(asked)
+                continue
+            if not size and self._ways[number].drafter not in SOLE:  # a head that gives none could not be asked
                 continue
             counts[number] = counts.get(number, 0) + 1
-            guest = self._guests.get(request.id)
-            if guest is not None:
-                note = CODE * number + len(verdict.accepted)
-                guest.log[note] = guest.log.get(note, 0) + 1
-            book = self._books.setdefault(next(iter(asked)), [0, 0])
-            book[1] += size
-        for name in {mode.drafter for mode, n in self._numbers.items() if n in counts}:
+            nodes[number] = nodes.get(number, 0) + size
+            if (guest := guests.get(request.id)) is not None:
+                log, note = guest.log, CODE * number + len(verdict.accepted)
+                log[note] = log.get(note, 0) + 1
+        for number, more in nodes.items():
+            self._books.setdefault(self._ways[number].drafter, [0, 0])[1] += more
+        for name in {self._ways[number].drafter for number in counts}:
             self._books[name][0] += 1
             self._heard[name] = self._now
-        return counts
+        return counts, reads_on
 
     def release(self, request: Request) -> None:
         if request.finish_reason in ("stop", "length") and not self.rehearses:
             self._tokens += 0.05 * (request.num_output - self._tokens)
         guest = self._guests.pop(request.id, None)
         if guest is not None and guest.log:  # its last drafts still tell something
-            self.outcomes.digest([guest], list(self._numbers), 0)
+            self.outcomes.digest([guest], self._ways, 0)
 
     # ------------------------------------------------------------------ why
     def plain_seconds(self, company: int, context: float = 0.0) -> float:
