@@ -586,6 +586,8 @@ class Engine:
                         own[name] = r.form.prune(r.output, own[name])
                     cut += [] if wish.nodes else [(own, name)]
             clock.lap("draft")
+            if not self.policy.cuts:  # it does not look at drafts, so it has asked for all that it wants
+                break
         if not (out.asked or self.policy.cuts):  # nobody drafts
             clock.lap("policy")
             return out
@@ -619,13 +621,14 @@ class Engine:
         wishes = list(wishes)
         for i, (part, own) in enumerate(zip(plan.ready, wishes, strict=True)):
             r = part.request
-            if not own and not self.drafting.reads(r):
+            reading = self.drafting.readers(r)
+            if reading == [*own]:  # those that read it are asked, or nobody does either
                 continue
             if late := self.drafting.late(r, own):
                 wishes[i] = {name: wish for name, wish in own.items() if name not in late}
                 if not follows:
                     self.drafting.join(r, late)
-            elif names := [n for n in self.drafting.readers(r) if n not in own]:
+            elif names := [n for n in reading if n not in own]:
                 if part.has_prompt:  # of which the last step left nothing, or what was read at once
                     continue
                 if self.policy.rests(r):
