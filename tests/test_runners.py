@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,10 +10,11 @@ import pytest
 import torch
 
 from headstart.errors import ConfigError
-from headstart.models import runners
+from headstart.models import lean, runners
 from headstart.models.kernels import launch
 from headstart.models.runner import TorchRunner
 from tests import tiny
+from tests.test_quantized import logits, small_model
 
 REASON = "they are on strike"
 
@@ -57,3 +59,32 @@ def test_a_cpu_runs_the_reference_path() -> None:
         pytest.skip("Triton's interpreter was asked for")
     assert launch.unusable(torch.device("cpu")) == "they need a CUDA GPU"
     assert type(runners.make_runner(tiny.model().cpu())) is TorchRunner
+
+
+def test_engines_over_one_model_share_its_weights_in_both_orders(monkeypatch) -> None:
+    if not torch.backends.mkldnn.is_available():
+        pytest.skip("a torch without oneDNN")
+    monkeypatch.setattr(lean, "wide_pays", lambda weight: True)
+    model, tokens = small_model(), [3, 141, 59, 26, 5]
+    narrow, first, second = TorchRunner(model), TorchRunner(model, wide=True), TorchRunner(model, wide=True)
+    assert narrow.lean and first.lean and second.lean
+    for a, b, c in zip(narrow.lean.products, first.lean.products, second.lean.products, strict=True):
+        assert a.weight.data_ptr() == b.weight.data_ptr() == c.weight.data_ptr()
+        assert a.packed is None and b.packed is c.packed is not None
+    assert torch.equal(logits(first, tokens), logits(second, tokens))
+    assert torch.allclose(logits(narrow, tokens), logits(second, tokens), atol=1e-5)
+    held = [p.is_packed for p in narrow.lean.products]
+    del first, second, b, c
+    gc.collect()
+    assert all(held) and not any(p.is_packed for p in narrow.lean.products), "with the last engine it goes"
+
+
+def test_weights_that_took_the_place_of_others_are_fused_anew() -> None:
+    model, other, tokens = small_model(), small_model(), [3, 141, 59, 26, 5]
+    before = TorchRunner(model)
+    for layer in other.model.layers:
+        layer.mlp.up_proj.weight.data.mul_(2)
+    model.load_state_dict(other.state_dict(), assign=True)
+    expected = logits(TorchRunner(other), tokens)
+    assert torch.equal(logits(TorchRunner(model), tokens), expected)
+    assert not torch.allclose(logits(before, tokens), expected)

@@ -5,14 +5,17 @@ count. The fused weights replace the originals as views of one block, so no weig
 model still works.
 
 On CPUs where torch's product for a few rows is slow, `wide` adds a second copy of the weights in oneDNN's own order: one row
-uses the plain weights, several rows the reordered ones. Whether it pays is measured when the model is loaded.
+uses the plain weights, several rows the reordered ones. Whether it pays is measured when the model is loaded. Several engines
+over one model share its weights, in both orders.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 import statistics
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -29,6 +32,8 @@ _packed_product = torch.ops.mkldnn._linear_pointwise.default  # looking an opera
 
 T = TypeVar("T")
 FAMILY = ("llama", "mistral", "qwen2", "qwen3")
+# second copies of weights, by where those are, while some product has one
+_packed: weakref.WeakValueDictionary[tuple[int, torch.Size], torch.Tensor] = weakref.WeakValueDictionary()
 
 
 class Product:
@@ -45,8 +50,22 @@ class Product:
         return self.weight.t()
 
     def pack(self) -> None:
-        """Keep a copy in oneDNN's order too, for forwards of several rows."""
-        self.packed = torch.ops.mkldnn._reorder_linear_weight(self.weight.detach(), None)
+        """Keep a copy in oneDNN's order too, for forwards of several rows: that of another product with these weights, if it
+        has one."""
+        self.packed = _packed.get(self._place)
+        if self.packed is None:
+            self.packed = torch.ops.mkldnn._reorder_linear_weight(self.weight.detach(), None)
+            _packed[self._place] = self.packed
+
+    @property
+    def is_packed(self) -> bool:
+        """By this product or by another with these weights."""
+        return self._place in _packed
+
+    @property
+    def _place(self) -> tuple[int, torch.Size]:
+        """Of its weights. It stays theirs while somebody has a second copy of them: whoever has that has them, too."""
+        return self.weight.data_ptr(), self.weight.shape
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         if self.team is not None and x.shape[0] <= self.team.most_rows and self.team.working:
@@ -178,7 +197,7 @@ def lean(model: Any, wide: bool = False, kind: type[LeanModel] = LeanModel) -> L
 
 def _pack_all(model: LeanModel) -> None:
     """The second copy, unless it would take more than a quarter of the free memory."""
-    size = sum(p.weight.numel() * p.weight.element_size() for p in model.products)
+    size = sum(p.weight.numel() * p.weight.element_size() for p in model.products if not p.is_packed)
     if size > free_memory() // 4:
         note(f"No second copy of the weights ({size >> 20} MB) for several rows: memory is short, so drafts cost more.")
         return
@@ -217,7 +236,9 @@ def _own(model: Any, fused: LeanModel) -> None:
         b.untyped_storage().data_ptr() for block in fused.blocks for b in (block.qkv.weight, block.gate_up.weight)
     }
     for p in model.parameters():
-        if p.device.type == "cpu" and p.data.untyped_storage().data_ptr() not in blocks:
+        memory = p.data.untyped_storage()
+        is_part = memory.nbytes() > p.data.nbytes  # of a file
+        if p.device.type == "cpu" and is_part and memory.data_ptr() not in blocks:
             p.data = p.data.clone()
 
 
@@ -251,7 +272,9 @@ def _window(attention: Any, config: Any) -> int | None:
 
 
 def _fuse(linears: list[nn.Linear]) -> torch.Tensor:
-    """One block of weights; the originals become views of it."""
+    """One block of weights; the originals become views of it, if another engine has not made them so."""
+    if (known := _fused([m.weight.data for m in linears])) is not None:
+        return known
     block = torch.cat([m.weight.data for m in linears])
     start = 0
     for m in linears:
@@ -259,3 +282,16 @@ def _fuse(linears: list[nn.Linear]) -> torch.Tensor:
         m.weight.data = block[start:stop]
         start = stop
     return block
+
+
+def _fused(weights: list[torch.Tensor]) -> torch.Tensor | None:
+    """The block that these fill one behind the other, and nothing else does."""
+    memory, first = weights[0].untyped_storage(), weights[0]
+    ends = list(itertools.accumulate((w.nbytes for w in weights), initial=memory.data_ptr()))
+    if (
+        not memory.nbytes()
+        or memory.nbytes() != sum(w.nbytes for w in weights)
+        or [w.data_ptr() for w in weights] != ends[:-1]
+    ):
+        return None
+    return first.as_strided((sum(map(len, weights)), first.shape[1]), first.stride())
