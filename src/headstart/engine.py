@@ -586,8 +586,6 @@ class Engine:
                         own[name] = r.form.prune(r.output, own[name])
                     cut += [] if wish.nodes else [(own, name)]
             clock.lap("draft")
-            if not self.policy.cuts:  # it does not look at drafts, so it has asked for all that it wants
-                break
         if not (out.asked or self.policy.cuts):  # nobody drafts
             clock.lap("policy")
             return out
