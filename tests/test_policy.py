@@ -553,6 +553,19 @@ def test_a_forward_takes_no_longer_than_a_larger_one(monkeypatch):
     assert measure(runner, 8).span(1, 8).tolist() == [1.0, 2.5, 2.5, 3.0, 3.5, 3.9, 3.9, 4.0]
 
 
+def test_a_moment_in_which_somebody_else_uses_the_machine_is_not_believed(monkeypatch):
+    """Eight forwards in a row take five times as long: those of a few rows, behind the first."""
+    timed: list[int] = []
+
+    def seconds(runner: object, slots: object, n: int) -> float:
+        timed.append(n)
+        return (1 + 0.1 * n) * (5 if 2 < len(timed) <= 10 else 1)
+
+    monkeypatch.setattr("headstart.policy.costs._seconds", seconds)
+    runner = harness.engine(tiny.model("llama"), {"method": "ngram"}).runner
+    assert measure(runner, 8).span(1, 8).tolist() == pytest.approx([1 + 0.1 * n for n in range(1, 9)])
+
+
 # ------------------------------------------------------------------ in the engine
 @register("test-always-wrong")
 class AlwaysWrong(Drafter):
