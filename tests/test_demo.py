@@ -129,6 +129,13 @@ def test_the_built_in_prompts() -> None:
 
 
 @pytest.mark.real
+def test_another_drafter_on_the_built_in_model() -> None:
+    found = json.loads(headstart("demo", "--json", "--max-tokens", "12", "--drafter", "ngram").stdout)
+    assert found["identical"] and found["speculative"]["method"] == "ngram"
+    assert found["prompts"][0]["speculative"]["stats"]["block_efficiency"] > 1.5
+
+
+@pytest.mark.real
 def test_the_head_that_comes_along() -> None:
     found = json.loads(headstart("demo", "--json", "--max-tokens", "16", "--drafter", "eagle3", "-k", "2").stdout)
     assert found["identical"] and found["speculative"]["method"] == "eagle3"

@@ -79,6 +79,17 @@ def test_engines_over_one_model_share_its_weights_in_both_orders(monkeypatch) ->
     assert all(held) and not any(p.is_packed for p in narrow.lean.products), "with the last engine it goes"
 
 
+def test_weights_are_taken_out_of_their_file_once() -> None:
+    model = small_model()
+    weights = [p for layer in model.model.layers for p in (layer.self_attn.o_proj.weight, layer.mlp.down_proj.weight)]
+    in_file = [p.data for p in weights]  # held, or others could take their place
+    TorchRunner(model)
+    own = [p.data_ptr() for p in weights]
+    assert not {*own} & {t.data_ptr() for t in in_file}
+    TorchRunner(model)
+    assert [p.data_ptr() for p in weights] == own
+
+
 def test_weights_that_took_the_place_of_others_are_fused_anew() -> None:
     model, other, tokens = small_model(), small_model(), [3, 141, 59, 26, 5]
     before = TorchRunner(model)

@@ -34,6 +34,7 @@ T = TypeVar("T")
 FAMILY = ("llama", "mistral", "qwen2", "qwen3")
 # second copies of weights, by where those are, while some product has one
 _packed: weakref.WeakValueDictionary[tuple[int, torch.Size], torch.Tensor] = weakref.WeakValueDictionary()
+_owners: weakref.WeakSet[Any] = weakref.WeakSet()  # models whose weights were taken out of their files
 
 
 class Product:
@@ -77,7 +78,7 @@ class Product:
 
     @property
     def extra_bytes(self) -> int:
-        return 0 if self.packed is None else self.weight.numel() * self.weight.element_size()
+        return 0 if self.packed is None else self.weight.nbytes
 
 
 @dataclass
@@ -197,7 +198,7 @@ def lean(model: Any, wide: bool = False, kind: type[LeanModel] = LeanModel) -> L
 
 def _pack_all(model: LeanModel) -> None:
     """The second copy, unless it would take more than a quarter of the free memory."""
-    size = sum(p.weight.numel() * p.weight.element_size() for p in model.products if not p.is_packed)
+    size = sum(p.weight.nbytes for p in model.products if not p.is_packed)
     if size > free_memory() // 4:
         note(f"No second copy of the weights ({size >> 20} MB) for several rows: memory is short, so drafts cost more.")
         return
@@ -232,14 +233,15 @@ def race(ways: Sequence[Callable[[T], Any]], x: T, tries: int = 9) -> list[float
 
 def _own(model: Any, fused: LeanModel) -> None:
     """Take the other weights out of the mapped file too, so that the file is let go and nothing is held twice."""
+    if model in _owners:
+        return
     blocks = {
         b.untyped_storage().data_ptr() for block in fused.blocks for b in (block.qkv.weight, block.gate_up.weight)
     }
     for p in model.parameters():
-        memory = p.data.untyped_storage()
-        is_part = memory.nbytes() > p.data.nbytes  # of a file
-        if p.device.type == "cpu" and is_part and memory.data_ptr() not in blocks:
+        if p.device.type == "cpu" and p.data.untyped_storage().data_ptr() not in blocks:
             p.data = p.data.clone()
+    _owners.add(model)
 
 
 def _linears(layer: Any) -> list[Any]:
@@ -287,11 +289,7 @@ def _fuse(linears: list[nn.Linear]) -> torch.Tensor:
 def _fused(weights: list[torch.Tensor]) -> torch.Tensor | None:
     """The block that these fill one behind the other, and nothing else does."""
     memory, first = weights[0].untyped_storage(), weights[0]
-    ends = list(itertools.accumulate((w.nbytes for w in weights), initial=memory.data_ptr()))
-    if (
-        not memory.nbytes()
-        or memory.nbytes() != sum(w.nbytes for w in weights)
-        or [w.data_ptr() for w in weights] != ends[:-1]
-    ):
+    *starts, end = itertools.accumulate((w.nbytes for w in weights), initial=memory.data_ptr())
+    if [w.data_ptr() for w in weights] != starts or end != memory.data_ptr() + memory.nbytes() or not memory.nbytes():
         return None
     return first.as_strided((sum(map(len, weights)), first.shape[1]), first.stride())
