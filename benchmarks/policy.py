@@ -7,6 +7,9 @@
 A point is a number of requests that run at once and a kind of prompts. All ways answer the same prompts, in turns; what is
 compared is tokens per second of the whole run, prompts included, and the ratio is the median over rounds, each with prompts of
 its own. The suffix drafter does not remember past answers here, or it would know them from the other ways' turns.
+
+With `--in-step`, all ways answer at the same time, one step of each in turn: what disturbs the machine disturbs all of them.
+That is for runners whose steps are over when they return, so not for a GPU.
 """
 
 from __future__ import annotations
@@ -30,6 +33,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import report
 
 from headstart import LLM, SamplingParams
+from headstart.core import Request, Stats
 from headstart.models.load import load
 from headstart.rehearse import prepare
 from headstart.shapes import GROWN
@@ -99,17 +103,45 @@ def way(name: str) -> dict[str, Any]:
 
 
 def answer(llm: LLM, prompts: list[Prompt], tokens: int, spread: float = 0.0) -> dict[str, Any]:
-    """All prompts at once, to the last token. With `spread`, some answers are that much longer and others shorter: where all
-    are equally long, plain decoding ends them in the same step, and reads the next prompts together."""
+    """All prompts at once, to the last token."""
+    began = time.perf_counter()
+    out = llm.generate([p for p, _ in prompts], _params(prompts, tokens, spread))
+    return _told(time.perf_counter() - began, [o.stats for o in out], [o.token_ids for o in out])
+
+
+def answer_in_step(llms: dict[str, LLM], prompts: list[Prompt], tokens: int, spread: float) -> dict[str, Any]:
+    """The same by all ways, one step of each in turn."""
+    requests = {name: _requests(llm, prompts, _params(prompts, tokens, spread)) for name, llm in llms.items()}
+    seconds, order = dict.fromkeys(llms, 0.0), list(llms)
+    for name, own in requests.items():
+        for request in own:
+            llms[name].engine.add(request)
+    while any(not llm.engine.idle for llm in llms.values()):
+        for name in order:
+            if not llms[name].engine.idle:
+                began = time.perf_counter()
+                llms[name].engine.step()
+                seconds[name] += time.perf_counter() - began
+        order.reverse()
+    return {n: _told(seconds[n], [r.stats for r in own], [r.output for r in own]) for n, own in requests.items()}
+
+
+def _requests(llm: LLM, prompts: list[Prompt], params: list[SamplingParams]) -> list[Request]:
+    tokens = [p if isinstance(p[0], int) else llm.model.tokenizer.chat(p) for p, _ in prompts]
+    return [Request(ids, own, own.seed, streams=False) for ids, own in zip(tokens, params, strict=True)]
+
+
+def _params(prompts: list[Prompt], tokens: int, spread: float) -> list[SamplingParams]:
+    """With `spread`, some answers are that much longer and others shorter: where all are equally long, plain decoding ends
+    them in the same step, and reads the next prompts together."""
     lengths = [round(tokens * (1 + spread * (2 * (0.618 * i % 1) - 1))) for i in range(len(prompts))]
-    params = [
+    return [
         SamplingParams(temperature=t, max_tokens=n, seed=i, ignore_eos=True)
         for i, ((_, t), n) in enumerate(zip(prompts, lengths, strict=True))
     ]
-    began = time.perf_counter()
-    out = llm.generate([p for p, _ in prompts], params)
-    seconds = time.perf_counter() - began
-    stats = [o.stats for o in out]
+
+
+def _told(seconds: float, stats: list[Stats], texts: list[list[int]]) -> dict[str, Any]:
     sums = {n: sum(getattr(s, n) for s in stats) for n in ("tokens", "steps", "drafted", "accepted")}
     engine = {n: max(getattr(s, f"time_{n}") for s in stats) for n in ("policy", "draft", "target", "host", "verify")}
     return {
@@ -117,7 +149,7 @@ def answer(llm: LLM, prompts: list[Prompt], tokens: int, spread: float = 0.0) ->
         "speed": sums["tokens"] / seconds,
         **sums,
         "times": engine,
-        "texts": [o.token_ids for o in out],
+        "texts": texts,
     }
 
 
@@ -133,8 +165,13 @@ def point(
         answer(llms[name], take(prompts, kind, load, 7 + args.rounds * count), 24)  # and what a policy learns of a kind
     for turn in range(args.rounds):
         own = take(prompts, kind, count, turn * count)
-        for name in names if turn % 2 == 0 else names[::-1]:
-            runs[name].append(answer(llms[name], own, args.tokens, args.spread))
+        order = names if turn % 2 == 0 else names[::-1]
+        if args.in_step:
+            found = answer_in_step({name: llms[name] for name in order}, own, args.tokens, args.spread)
+        else:
+            found = {name: answer(llms[name], own, args.tokens, args.spread) for name in order}
+        for name in names:
+            runs[name].append(found[name])
     return {name: _summary(runs[name], runs["plain"]) for name in names}
 
 
@@ -256,6 +293,7 @@ def provenance(args: argparse.Namespace) -> dict[str, Any]:
         "rounds": args.rounds,
         "waves": args.waves,
         "spread": args.spread,
+        "in step": args.in_step,
     }
 
 
@@ -274,6 +312,7 @@ def main() -> None:
         type=lambda s: [int(x) for x in s.split(",")],
         help="code, prose, code at these loads too, behind all else; kept as OUT-shifts.json",
     )
+    parser.add_argument("--in-step", action="store_true", help="all ways at the same time, one step of each in turn")
     parser.add_argument("--tokens", type=int, default=48, help="of each answer")
     parser.add_argument("--spread", type=float, default=0.0, help="by how much of that answers are longer or shorter")
     parser.add_argument("--least", type=int, default=7, help="prompts of a point, where fewer run at once")
