@@ -57,6 +57,7 @@ class Device:
     around: float = 0.0  # seconds that a step takes longer where drafts begin or end
     drafted: bool = False  # in the last step
     last: tuple[StepTimes, list[Request], list[Verdict]] | None = None  # a step that the policy has not heard of
+    asked: tuple[list[Request], list[Any]] = ([], [])  # for whom and what, in the last step
     delay: float = 0.0  # by which it is longer
     getting_ready: float = 0.0  # seconds that a step takes longer while the host gets a newcomer ready,
     reading: float = 0.0  # and how much longer than that where a head is to read it
@@ -112,6 +113,9 @@ class Device:
             joining = {r.id for r, w in zip(running, wishes, strict=True) if "eagle3" in w} & self.resting
             self.resting -= joining
             wishes = [{} if r.id in joining else w for r, w in zip(running, wishes, strict=True)]
+            if self.asked != (running, wishes) or prompts:  # else the step is repeated
+                self.asked = list(running), wishes
+            wishes = self.asked[1]
         modes = [
             Mode(n, w.nodes, w.depth) if own else None for own in wishes for n, w in (*own.items(), ("", None))[:1]
         ]
@@ -221,6 +225,42 @@ def test_what_steps_take_is_not_learned_where_the_host_gets_newcomers_ready() ->
     device.run(["code"], 16, 200, tokens=200)
     for mode in (None, CHAIN, Mode("eagle3", 4, 4)):
         assert p.periods.of(mode, 16) == pytest.approx(seconds(mode, 16, 16), rel=0.05)
+
+
+def steps_of(took: list[float], repeat: bool) -> AheadPolicy:
+    """A policy for whose two requests chains of 2 brought one token each, in steps that took so long; after the first one the
+    others repeat it, or not."""
+    p = policy()
+    requests = [Device._request("code", i, 1 << 20) for i in range(2)]
+    for r in requests:
+        p.enlist(r, Load(2, 0, 0))
+        p._set(p._guest(r), CHAIN, 15)
+    wishes = [p._guest(r).wishes for r in requests]
+    for s in took:
+        asked = wishes if repeat else list(wishes)
+        times = StepTimes(0, 0, 0, 0, 6, period=s, produced=4, policy=s / 50, asked=asked, drafted=[2, 2])
+        p.learn(times, requests, [Verdict([0], 7)] * 2)
+    for r in requests:
+        p.release(r)
+    return p
+
+
+def test_steps_that_repeat_one_another_are_learned_together_as_one_by_one() -> None:
+    usual = seconds(CHAIN, 2, 2)
+    took = [1.3 * usual] * 10 + [50 * usual] + [1.3 * usual] * 10
+    one, all_ = steps_of(took, False), steps_of(took, True)
+    before = policy().periods.of(CHAIN, 2)
+    assert one.periods.of(CHAIN, 2) == pytest.approx(all_.periods.of(CHAIN, 2), rel=0.02)
+    assert 1.1 * before < all_.periods.of(CHAIN, 2) < 1.3 * before, "one that took far too long tells nothing"
+    a, b = one.explain(), all_.explain()
+    assert a.drafters["eagle3"].asked == b.drafters["eagle3"].asked == 21
+    assert a.drafters["eagle3"].verified == b.drafters["eagle3"].verified == 84
+    assert a.deciding == pytest.approx(b.deciding, rel=1e-6) == pytest.approx(0.02)
+    assert a.speedup_estimate == pytest.approx(b.speedup_estimate, rel=0.2)
+    for p in (one, all_):
+        p.outcomes.digest(p._gone, p._ways, len(took))
+    general = [p.outcomes.general(CHAIN, 0) for p in (one, all_)]
+    assert general[0] == pytest.approx(general[1]) and general[0][0] > 0.9 and general[0][1] < 0.1
 
 
 def test_those_that_a_head_could_serve_one_day_are_read_now_and_then_beside_others_that_draft() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -571,6 +572,14 @@ def test_a_moment_in_which_somebody_else_uses_the_machine_is_not_believed(monkey
 class AlwaysWrong(Drafter):
     def propose(self, view: View) -> Draft:
         return Draft.chains([[(r.tokens[-1] + 1 + i) % 7 for i in range(r.budget)] for r in view.requests])
+
+
+def test_what_a_policy_takes_to_learn_counts_as_deciding():
+    engine = harness.engine(tiny.model("llama"), {"method": "ngram"})
+    engine.policy.learn = lambda *args: time.sleep(0.01)
+    asked = harness.request(tiny.prompts(1)[0], max_tokens=8, eos=None)
+    harness.run(engine, [asked])
+    assert asked.stats.time_policy >= 0.01 * (asked.stats.steps - 1) > 0.01, "that of the last step is nobody's"
 
 
 @pytest.mark.parametrize("method", ["ngram", "suffix", "test-always-wrong", "draft_model"])

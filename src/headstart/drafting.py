@@ -23,6 +23,7 @@ from headstart.progress import note
 from headstart.scheduler import Planned
 
 NO_TREE = Tree()
+NOBODY: list[str] = []
 
 
 @dataclass
@@ -66,6 +67,13 @@ class Drafted:
         self.proposals[i][name] = draft
         if logq is not None:
             self._drawn[i, name] = logq
+
+    def whole(self) -> list[Tree]:
+        """Everything that was proposed, by one drafter for each."""
+        return [
+            next(iter(own.values())) if len(own) == 1 else next((t for t in own.values() if len(t)), NO_TREE)
+            for own in self.proposals
+        ]
 
     def settle_on(self, trees: Sequence[Tree]) -> None:
         """These are verified. A tree in the mail is as deep as the mail says."""
@@ -254,6 +262,13 @@ class Drafting:
     def readers(self, request: Request) -> list[str]:
         """Those that do."""
         return self._readers.get(request.id, [])
+
+    def at_odds(self, requests: Sequence[Request], wishes: Sequence[Wishes]) -> list[int]:
+        """The numbers of those that are read by others than are wished for."""
+        readers = self._readers
+        return [
+            i for i, (r, own) in enumerate(zip(requests, wishes, strict=True)) if readers.get(r.id, NOBODY) != [*own]
+        ]
 
     def could_be_read(self, request: Request) -> bool:
         return bool(self._heads_of(request.id))

@@ -158,6 +158,7 @@ class Engine:
         self._landed = 0.0  # when the last forward was seen to be over
         self._settled = 0.0  # when the last step was
         self._seconds = [0.0] * (PLAIN + 1)  # of all steps so far: laps, those that were compared, plain ones instead
+        self._learning = 0.0  # seconds that the policy took to learn from the last step, which count as deciding
         self._pace = 0.0  # seconds of the last forward of one row, with all that surrounds it
         self._wait = runner.synchronize if config.profile else None
         self.setbacks = {"step": 0, "memory": 0}  # steps that broke, and those for which memory was short
@@ -267,7 +268,7 @@ class Engine:
         if self._may_repeat(before, clock):
             if (flight := self._repeat(before, clock)) is not None:
                 return flight
-        elif self._can_follow(before):
+        elif self._can_follow(before, clock):
             return self._launch(before, clock)
         self._settle(before)
         return self._launch(None, Clock(self._wait, clock.laps["policy"]))
@@ -419,7 +420,7 @@ class Engine:
         return out
 
     # ------------------------------------------------------------------ one step behind another
-    def _can_follow(self, flight: Flight) -> bool:
+    def _can_follow(self, flight: Flight, clock: Clock) -> bool:
         """May the next step be launched before this one is settled? Not if it needs to know this one's tokens."""
         if not all(flight.chosen) or not self.scheduler.all_fit(flight.drafted_for):
             return False
@@ -435,7 +436,9 @@ class Engine:
             return True
         ready = [p.request for p, _ in alive]
         load = Load(len(self.scheduler.running), len(self.scheduler.waiting), 0)
+        clock.lap("host")
         wishes = self.policy.ask(ready, [{}] * len(ready), load)
+        clock.lap("policy")
         if not self.drafting.anyone_reads and not any(wishes):
             return True
         return all(self._may_go_on(p, own) for (p, _), own in zip(alive, wishes, strict=True))
@@ -592,11 +595,9 @@ class Engine:
         for own, name in cut:
             if not len(own[name]):
                 del own[name]
-        if out.mail:
-            trees = [next((t for t in own.values() if len(t)), Tree()) for own in out.proposals]
-        else:
-            trees = self.policy.choose(requests, out.proposals, load)
         clock.lap("policy")
+        trees = out.whole() if out.mail else self.policy.choose(requests, out.proposals, load)
+        clock.lap("host" if out.mail else "policy")
         if self.policy.cuts:
             self.scheduler.reserve_drafts(plan, [len(t) for t in trees])
             trees = [tree.prune(t, p.budget, len(t)) for t, p in zip(trees, ready, strict=True)]
@@ -617,16 +618,13 @@ class Engine:
         if any(out.proposals) or not self.drafting.taps:
             return wishes
         wishes = list(wishes)
-        for i, (part, own) in enumerate(zip(plan.ready, wishes, strict=True)):
-            r = part.request
-            reading = self.drafting.readers(r)
-            if reading == [*own]:  # those that read it are asked, or nobody does either
-                continue
+        for i in self.drafting.at_odds(requests, wishes):
+            part, own, r = plan.ready[i], wishes[i], requests[i]
             if late := self.drafting.late(r, own):
                 wishes[i] = {name: wish for name, wish in own.items() if name not in late}
                 if not follows:
                     self.drafting.join(r, late)
-            elif names := [n for n in reading if n not in own]:
+            elif names := [n for n in self.drafting.readers(r) if n not in own]:
                 if part.has_prompt:  # of which the last step left nothing, or what was read at once
                     continue
                 if self.policy.rests(r):
@@ -953,6 +951,7 @@ class Engine:
     def _account(self, flight: Flight, verdicts: list[Verdict]) -> None:
         """What the step cost and brought. Its seconds are counted once for all, and told to each request when it leaves."""
         laps = flight.clock.laps
+        laps["policy"] += self._learning
         for part in flight.plan.parts:
             if part.request.booked is None:
                 self._open_book(part.request, flight.clock.began)
@@ -978,7 +977,9 @@ class Engine:
         for part in flight.plan.parts:
             if part.request.finish_reason is not None:
                 self._book(part.request)
+        began = time.perf_counter()
         self.policy.learn(times, requests, verdicts)
+        self._learning = time.perf_counter() - began
         if self.watch is not None:
             self.watch(times, flight.drafted.trees, verdicts)
 

@@ -163,7 +163,7 @@ def test_a_text_that_ends_beside_others_is_written_down_and_nothing_more(monkeyp
     monkeypatch.setattr(
         drafter, "_catch_up", lambda texts, blanks=None: caught.append(texts) or catch_up(texts, blanks)
     )
-    monkeypatch.setattr(e, "_can_follow", lambda flight: False)  # every step is settled before the next one
+    monkeypatch.setattr(e, "_can_follow", lambda flight, clock: False)  # every step is settled before the next one
     monkeypatch.setattr(e, "_may_repeat", lambda flight, clock: False)
     written, write_down = [], drafter._write_down
     monkeypatch.setattr(drafter, "_write_down", lambda own, *step: written.extend(own) or write_down(own, *step))

@@ -25,13 +25,14 @@ from headstart.core import Request, Tree, Verdict
 from headstart.policy import Choices, Load, Proposals, StepTimes, Wish, Wishes
 from headstart.policy.explain import Explanation, Tried
 from headstart.policy.fixed import FixedPolicy
-from headstart.policy.outcomes import CODE, Guest, Outcomes
+from headstart.policy.outcomes import Guest, Outcomes
 from headstart.policy.periods import Mode, Periods, modes_of
 from headstart.policy.shares import Line, Share, heat_of
+from headstart.policy.stretches import Stretch
 
 EVERY = 16  # steps for which a decision holds,
 SOON = 4  # and where requests are new
-DECIDING = 0.004  # share of the time that decisions may take: with many requests, they are taken less often
+DECIDING = 0.003  # share of the time that decisions may take: with many requests, they are taken less often
 USUAL = 2e-4  # seconds of a decision, at first,
 LONGER = 1.5  # and how many times the last one it may be: what takes much longer was held up by something else
 TOKENS = 128.0  # of an answer, until some have been seen
@@ -53,7 +54,7 @@ STAY = 1.05  # times what a draft should bring counts for those that draft so al
 HOST_MOST = 4  # requests up to which a drafter on the host is thought about: it makes the device wait for each of them
 SOLE = ("ngram", "suffix", "draft_model")  # those that need no reading along
 ON_DEVICE = ("ngram", *HEADS)
-Members = dict[int, list[str]]  # the numbers of requests, and the drafters that may serve them
+Members = Mapping[int, Sequence[str]]  # the numbers of requests, and the drafters that may serve them
 Choice = tuple[float, Mode | None, list[int]]  # tokens per second, with which mode, for which requests
 
 
@@ -93,6 +94,7 @@ class AheadPolicy:
         self.plain_steps = 0
         self.yields = Share(0.03)  # tokens that came, of those that plain steps would have brought in the same time
         self._guests: dict[str, Guest] = {}
+        self._gone: list[Guest] = []  # whose last drafts still tell something
         self._ways: list[Mode] = []  # all that were ever chosen: logs have their numbers
         self._told: dict[int, int] = {}  # wishes, by identity, and the number of their mode
         self._wishes: dict[Mode, Wishes] = {}
@@ -104,6 +106,7 @@ class AheadPolicy:
         self._answers: list[Wishes] = []  # and what was wished for them,
         self._drafts = False  # if anything was
         self._company = 0  # at the last decision
+        self._stretch = Stretch()
         self._kind: tuple[int, dict[int, int]] | None = None  # of the last step: how many there were, and who drafted,
         self._period = 0.0  # and how long it took, where that is to be learned if the next is of its kind
         self._time, self._cost = 1.0, USUAL  # seconds saved up for decisions, and those that one takes
@@ -183,7 +186,7 @@ class AheadPolicy:
             return False, math.inf
         plain = self.periods.of(None, company)
         cost = max(self.periods.reading(heads[0].drafter, company), self._dearer)
-        gain = max((1 + self.outcomes.worth(guest, m)) * plain / self.periods.of(m, company) for m in heads)
+        gain = max((1 + self.outcomes.brings(m, guest.heat)) * plain / self.periods.of(m, company) for m in heads)
         least, doubt = (1 + LEAST, 1.0) if self._common is not None else (1 + LEAST + BEGIN, DOUBT)
         return gain > least and tokens * plain / company * (1 - 1 / gain) > doubt * cost, cost
 
@@ -248,7 +251,9 @@ class AheadPolicy:
     def _decide(self, requests: Sequence[Request], guests: Sequence[Guest], load: Load) -> None:
         """Who drafts in the next steps, and how."""
         began = self.clock()
-        self.outcomes.digest(guests, self._ways, self._steps)
+        self._learn_stretch()
+        self.outcomes.digest(itertools.chain(guests, self._gone), self._ways, self._steps)
+        self._gone.clear()
         self._reads.clear()
         self._steps, self._due, self._company, self._trying = 0, EVERY, len(requests), False
         most = self.fixed.most(requests, load)
@@ -257,7 +262,7 @@ class AheadPolicy:
             mode = self.ordered
             chosen = {i: mode for i, names in able.items() if mode is not None and mode.drafter in names}
         else:
-            chosen = self._choose(guests, {i: list(names) for i, names in able.items()}, load)
+            chosen = self._choose(guests, able, load)
         for i, (guest, nodes) in enumerate(zip(guests, most, strict=True)):
             self._set(guest, chosen.get(i), nodes)
             if guest.mode is None:
@@ -397,69 +402,74 @@ class AheadPolicy:
     def learn(self, times: StepTimes, requests: Sequence[Request], verdicts: Sequence[Verdict]) -> None:
         if self.rehearses or not self.periods.known:
             return
-        self._steps, self._now = self._steps + 1, self._now + 1
-        self._purse += PROBES * times.period
-        self._time += DECIDING * times.period
-        self._reading += READING * times.period
+        self._steps, self._now, period = self._steps + 1, self._now + 1, times.period
+        self._purse += PROBES * period
+        self._time += DECIDING * period
+        self._reading += READING * period
         if self._bill is not None:
             self._watch(self._bill, times, len(requests))
-        asked = any(times.asked)
+        goes_on = times.asked is self._stretch.asked
+        stretch = self._stretch if goes_on else self._begin(times, requests)
         if self._arrival is not None:
-            alone = not asked and self._common is None and len(requests)  # nobody drafts
+            alone = not any(times.asked) and self._common is None and len(requests)  # nobody drafts
             self._arrival = self._receive(self._arrival, times, len(requests)) if alone else None
-        counts, reads_on = self._note(times, requests, verdicts) if asked else ({}, False)
-        company, before = len(requests), self._kind
-        self._kind = None if times.num_prefill_tokens else (company, counts)
+        if stretch.counts:
+            stretch.note(times.drafted, verdicts)
         if times.num_prefill_tokens or not requests:
+            self._kind = None
             return
-        same = self._kind == before and self._steps > 1 and not reads_on  # nobody came, and nothing changed
-        if same and self._period:  # on either side of that step: to launch what is new takes the host longer
-            self._learn_period(counts, company, self._period)
-        self._period = times.period if same else 0.0
-        self.plain_steps += not counts
-        self._last = company
-        self.yields.add(company * times.period / self.periods.of(None, company), times.produced)
-        self._shares = [0.99 * self._shares[0] + times.policy, 0.99 * self._shares[1] + times.period]
+        before, self._kind = self._kind, (stretch.company, stretch.counts)
+        stretch.add(period, times.policy, times.produced)
+        self._last = stretch.company
+        self.plain_steps += not stretch.counts
+        same = self._kind == before and self._steps > 1 and not stretch.reads_on
+        if same and self._period:  # nobody came on either side of it: to launch what is new takes the host longer
+            stretch.usual = stretch.usual or self.periods.step(*self._most(stretch), stretch.company)
+            stretch.tell(self._period)
+        self._period = period if same else 0.0
 
-    def _learn_period(self, counts: Mapping[int, int], company: int, seconds: float) -> None:
-        number = max(counts, key=lambda n: counts[n], default=None)
-        mode = None if number is None else self._ways[number]
-        if mode is None or self.periods.knows(mode):
-            self.periods.learn(mode, counts[number] if number is not None else 0, company, seconds)
+    def _begin(self, times: StepTimes, requests: Sequence[Request]) -> Stretch:
+        """A step that does not repeat the last one."""
+        self._learn_stretch()
+        stretch = self._stretch = Stretch(times.asked, len(requests))
+        if any(times.asked):
+            ways = list(map(self._told.get, map(id, times.asked)))
+            if None in ways:
+                stretch.reads_on = any(asked for way, asked in zip(ways, times.asked, strict=True) if way is None)
+            if 0 in times.drafted:  # a head that gives none could not be asked
+                ways = [w if n or self._is_sole(w) else None for w, n in zip(ways, times.drafted, strict=True)]
+            stretch.begin(ways, [self._guests.get(r.id) for r in requests])
+        return stretch
 
-    def _note(
-        self, times: StepTimes, requests: Sequence[Request], verdicts: Sequence[Verdict]
-    ) -> tuple[dict[int, int], bool]:
-        """Write down what drafts brought. Returns for how many there were some, by the number of their mode, and whether a head
-        only read on for somebody. It runs in every step, so it does no more than it must."""
-        counts: dict[int, int] = {}
-        nodes: dict[int, int] = {}
-        told, guests, reads_on = self._told, self._guests, False
-        for request, verdict, asked, size in zip(requests, verdicts, times.asked, times.drafted, strict=True):
-            number = told.get(id(asked))
-            if number is None:
-                reads_on = reads_on or bool(asked)
-                continue
-            if not size and self._ways[number].drafter not in SOLE:  # a head that gives none could not be asked
-                continue
-            counts[number] = counts.get(number, 0) + 1
-            nodes[number] = nodes.get(number, 0) + size
-            if (guest := guests.get(request.id)) is not None:
-                log, note = guest.log, CODE * number + len(verdict.accepted)
-                log[note] = log.get(note, 0) + 1
-        for number, more in nodes.items():
-            self._books.setdefault(self._ways[number].drafter, [0, 0])[1] += more
-        for name in {self._ways[number].drafter for number in counts}:
-            self._books[name][0] += 1
-            self._heard[name] = self._now
-        return counts, reads_on
+    def _is_sole(self, way: int | None) -> bool:
+        return way is not None and self._ways[way].drafter in SOLE
+
+    def _most(self, stretch: Stretch) -> tuple[Mode | None, int]:
+        """How most of them drafted, and how many."""
+        way = max(stretch.counts, key=lambda w: stretch.counts[w], default=None)
+        return (None, 0) if way is None else (self._ways[way], stretch.counts[way])
+
+    def _learn_stretch(self) -> None:
+        """What its steps took and brought."""
+        stretch = self._stretch
+        for way, nodes in stretch.nodes.items():
+            book = self._books.setdefault(self._ways[way].drafter, [0, 0])
+            book[0], book[1] = book[0] + stretch.notes, book[1] + nodes
+            self._heard[self._ways[way].drafter] = self._now
+        if stretch.told:
+            self.periods.learn(*self._most(stretch), stretch.company, stretch.took / stretch.told, stretch.told)
+        if steps := stretch.steps:
+            plain, left = self.periods.of(None, stretch.company), 0.99**steps
+            self.yields.add(stretch.company * stretch.seconds / plain, stretch.produced, steps)
+            self._shares = [left * self._shares[0] + stretch.deciding, left * self._shares[1] + stretch.seconds]
+        stretch.clear()
 
     def release(self, request: Request) -> None:
         if request.finish_reason in ("stop", "length") and not self.rehearses:
             self._tokens += 0.05 * (request.num_output - self._tokens)
-        guest = self._guests.pop(request.id, None)
-        if guest is not None and guest.log:  # its last drafts still tell something
-            self.outcomes.digest([guest], self._ways, 0)
+        if (guest := self._guests.pop(request.id, None)) is not None:
+            self._gone.append(guest)
+        self._learn_stretch()
 
     # ------------------------------------------------------------------ why
     def plain_seconds(self, company: int, context: float = 0.0) -> float:

@@ -1,13 +1,13 @@
 """What whole drafts brought: by drafter, shape and temperature for all requests, and how each request differs from that.
 
 Nothing but counts of accepted tokens is needed, so it works where nobody has seen the drafts. Steps only write these counts
-down (`Guest.log`); they are digested when something is to be decided.
+down (`Guest.logs`); they are digested when something is to be decided.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from headstart.policy import Wishes
@@ -32,11 +32,11 @@ COUNTED = 32  # drafts of a request that speak for all
 TRUST_FADES, TRUST_PRIOR = (
     0.002,
     10.0,
-)  # how fast it is forgotten how far requests differ as they seem to; what is thought first
+)  # how fast it is forgotten how far requests differ as they seem to; the first guess
 NEW, NEW_TRIES = 1.15, 20  # how much better a shape is taken to be of which so few drafts were seen
 WANES, LEFT = 0.01, 4.0  # how fast drafts count for less while none are seen, and for how many at least
-CODE = 16  # a note in a log is the number of a mode, times this, and the tokens that were accepted
-Tally = dict[int, int]  # how many drafts brought so many tokens
+Tally = list[int]  # how many drafts brought 0, 1, ... tokens
+NOTHING: Tally = [0] * (DEEPEST + 1)
 
 
 @dataclass
@@ -60,14 +60,16 @@ class Own:
         self.expected = [RELIEF * x for x in self.expected]
         self.came = [RELIEF * x for x in self.came]
 
-    def chances(self, general: Sequence[float], trust: float = 1.0) -> list[float]:
-        """That drafts for this request are right to depth 1, 2, ...; where nothing is known of one, as one level above. `trust`
-        is how much of what sets it apart from the others is believed."""
-        out, factor = [], 1.0
+    def worths(self, general: Sequence[float], trust: float = 1.0) -> list[float]:
+        """Tokens that a draft for this request should bring, down to depth 1, 2, ... Where nothing is known of one, drafts are
+        as likely right as one level above. `trust` is how much of what sets it apart from the others is believed."""
+        out, total, times = [], 0.0, 1.0
         for chance, expected, came in zip(general, self.expected, self.came, strict=False):
             if expected > 0.0:
-                factor = (came + OWN_PRIOR * chance) / (expected + OWN_PRIOR * chance)
-            out.append(min(1.0, (1 + trust * (factor - 1)) * chance))
+                before = OWN_PRIOR * chance
+                times = 1 + trust * ((came + before) / (expected + before) - 1)
+            total += chance * times if chance * times < 1 else 1.0
+            out.append(total)
         return out
 
     def for_all(self, wide: bool, count: int) -> float:
@@ -119,11 +121,11 @@ class Survival:
         left = min(1.0, max((1 - WANES) ** steps, LEFT / max(LEFT, self.tries)))
         self.tried, self.right = [left * x for x in self.tried], [left * x for x in self.right]
 
-    def add(self, reached: Sequence[int], share: float) -> None:
-        """So many drafts were right for at least 0, 1, ... tokens; this share of them counts."""
+    def add(self, reached: Sequence[float]) -> None:
+        """So many drafts were right for at least 0, 1, ... tokens."""
         for k, (tried, right) in enumerate(itertools.pairwise(reached)):
-            self.tried[k] += share * tried
-            self.right[k] += share * right
+            self.tried[k] += tried
+            self.right[k] += right
 
     def by_depth(self, depth: int) -> list[float]:
         prior = PRIOR * max(0.2, 1 - self.seen / PRIOR_SEEN)
@@ -142,10 +144,23 @@ class Guest:
     heat: int  # see `heat_of`
     welcome: bool  # to drafts
     owns: dict[str, Own] = field(default_factory=dict)  # by drafter
-    log: Tally = field(default_factory=dict)  # notes that were not digested yet, and how often each was taken
+    logs: dict[int, Tally] = field(default_factory=dict)  # what drafts brought that nobody digested yet, by their way
     mode: Mode | None = None  # how it drafts now,
     wishes: Wishes = field(default_factory=dict)  # as drafters are told
     decided: bool = False  # whether anybody has thought about it
+
+    def log(self, way: int) -> Tally:
+        """Where it is written down what drafts of this way bring."""
+        found = self.logs.get(way)
+        if found is None:
+            found = self.logs[way] = NOTHING.copy()
+        return found
+
+    def own(self, drafter: str) -> Own:
+        found = self.owns.get(drafter)
+        if found is None:
+            found = self.owns[drafter] = Own()
+        return found
 
     def known(self, drafter: str) -> float:
         """How much was seen of its drafts for this request, lately."""
@@ -163,39 +178,45 @@ class Outcomes:
         self._guessed: set[tuple[str, bool, int]] = set()  # those that others were asked about, until more is heard
         self._trust: dict[str, Trust] = {}  # by drafter
 
-    def digest(self, guests: Sequence[Guest], modes: Sequence[Mode], steps: int) -> None:
+    def digest(self, guests: Iterable[Guest], ways: Sequence[Mode], steps: int) -> None:
         """So many steps are over: read their logs."""
         for known in self._survival.values() if steps else ():
             if not known.heard:
                 known.wane(steps)
             known.heard = False
-        faded: set[int] = set()
+        logs: dict[tuple[int, int], list[Guest]] = {}  # those that have some, by way and heat
         for guest in guests:
-            if guest.log:
-                tallies: dict[int, Tally] = {}
-                for note, count in guest.log.items():
-                    tallies.setdefault(note // CODE, {})[note % CODE] = count
-                for number, tally in tallies.items():
-                    self._hear(guest, modes[number], tally, faded)
-                guest.log.clear()
+            for way, tally in guest.logs.items():
+                if any(tally):
+                    logs.setdefault((way, guest.heat), []).append(guest)
+        faded: set[int] = set()
+        for (way, heat), own in logs.items():
+            known, mode = self._of(ways[way], heat), ways[way]
+            reached = [_reached(g.logs[way], mode.depth) for g in own]
+            if id(known) not in faded:  # by as many steps as there were drafts
+                known.fade(max(r[0] for r in reached))
+                faded.add(id(known))
+            self._hear(known, mode, own, reached)
+            for guest in own:
+                guest.logs[way][:] = NOTHING  # steps that repeat the last one go on writing here
         self._general.clear()
         self._sums.clear()
         self._guessed.clear()
 
-    def _hear(self, guest: Guest, mode: Mode, tally: Tally, faded: set[int]) -> None:
-        known, reached = self._of(mode, guest.heat), _reached(tally, mode.depth)
-        count = reached[0]
-        if id(known) not in faded:  # by as many steps as there were drafts
-            known.fade(count)
-            faded.add(id(known))
-        own, general = guest.owns.setdefault(mode.drafter, Own()), self.general(mode, guest.heat)
-        if own.expected[0] > 0.0:
-            thought, came = sum(own.chances(general)), sum(reached[1:]) / count
-            self._trust.setdefault(mode.drafter, Trust()).add(thought - sum(general), came - sum(general), count)
-        own.add(general, reached)
-        known.seen, known.heard = known.seen + count, True
-        if share := own.for_all(mode.branches, count):
-            known.add(reached, share)
+    def _hear(self, known: Survival, mode: Mode, guests: Sequence[Guest], reached: Sequence[Sequence[int]]) -> None:
+        """Of drafts of one mode for requests of one heat, so many brought at least 0, 1, ... tokens."""
+        general, trust = self.general(mode, guests[0].heat), self._trust.setdefault(mode.drafter, Trust())
+        usual, for_all = sum(general), [0.0] * (mode.depth + 1)
+        for guest, brought in zip(guests, reached, strict=True):
+            own, count = guest.own(mode.drafter), brought[0]
+            if own.expected[0] > 0.0:
+                trust.add(own.worths(general)[-1] - usual, sum(brought) / count - 1 - usual, count)
+            own.add(general, brought)
+            if share := own.for_all(mode.branches, count):
+                for_all = [x + share * n for x, n in zip(for_all, brought, strict=True)]
+            known.seen += count
+        known.heard = True
+        known.add(for_all)
 
     def general(self, mode: Mode, heat: int) -> list[float]:
         """The chance that such a draft is right to depth 1, 2, ..."""
@@ -221,7 +242,7 @@ class Outcomes:
         """The same, down to each depth."""
         own = guest.owns.get(mode.drafter)
         if own is not None:
-            return list(itertools.accumulate(own.chances(self.general(mode, guest.heat), self.trust(mode.drafter))))
+            return own.worths(self.general(mode, guest.heat), self.trust(mode.drafter))
         if (mode, guest.heat) not in self._sums:
             self._sums[mode, guest.heat] = list(itertools.accumulate(self.general(mode, guest.heat)))
         return self._sums[mode, guest.heat]
@@ -259,8 +280,4 @@ class Outcomes:
 
 def _reached(tally: Tally, depth: int) -> list[int]:
     """How many brought at least 0, 1, ... tokens, down to this depth."""
-    out = [0] * (depth + 1)
-    for tokens, count in tally.items():
-        for k in range(min(tokens, depth) + 1):
-            out[k] += count
-    return out
+    return list(itertools.accumulate(tally[depth::-1]))[::-1]

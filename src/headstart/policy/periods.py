@@ -93,18 +93,26 @@ class Periods:
         both = [(n, each * _beyond(table, n) - without * _beyond(plain, n)) for n in counts]
         return [max(0.0, own, n * share) * (self._few[mode] if n < company else 1.0) for n, own in both]
 
-    def learn(self, mode: Key, count: int, company: int, seconds: float) -> None:
-        """A real step of this company, of whom so many drafted. Where only some did, that tells what drafts for some take."""
-        plain, extra = self.of(None, company), self.extra(mode, count, company) if mode is not None else 0.0
-        ratio = seconds / (plain + extra)
-        if not 1 / WILD < ratio < WILD:
+    def step(self, mode: Key, count: int, company: int) -> float:
+        """Seconds of a step of this company, of whom so many draft; 0 where nobody knows."""
+        if not self.knows(mode):
+            return 0.0
+        return self.of(None, company) + (self.extra(mode, count, company) if mode is not None else 0.0)
+
+    def learn(self, mode: Key, count: int, company: int, seconds: float, steps: int = 1) -> None:
+        """Of so many real steps of this company, of whom so many drafted, on average. Where only some did, that tells what
+        drafts for some take."""
+        usual = self.step(mode, count, company)
+        if is_wild(seconds, usual):
             return
         if mode is not None and count < company:
+            plain, extra = self.of(None, company), self.extra(mode, count, company)
             more = max(seconds - plain, LITTLE * extra) / extra if extra else 1.0
-            self._few[mode] = min(MOST, max(1 / MOST, self._few[mode] * more**FOLLOW))
+            self._few[mode] = min(MOST, max(1 / MOST, self._few[mode] * more ** (1 - (1 - FOLLOW) ** steps)))
             return
-        self._scale *= ratio**SHIFT
-        self._own[mode] *= ratio**FOLLOW
+        moves = (1 - (1 - SHIFT - FOLLOW) ** steps) / (SHIFT + FOLLOW)
+        self._scale *= (seconds / usual) ** (moves * SHIFT)
+        self._own[mode] *= (seconds / usual) ** (moves * FOLLOW)
 
     def scale(self, times: float) -> None:
         """The machine is that much slower today."""
@@ -135,6 +143,11 @@ class Periods:
         """For people and for the simulator: "plain" and modes, by number of requests."""
         names = {mode: "plain" if mode is None else str(mode) for mode in self._points}
         return {names[mode]: {str(n): self.of(mode, n) for n in own} for mode, own in self._points.items()}
+
+
+def is_wild(seconds: float, usual: float) -> bool:
+    """So long, or so short, that it tells nothing."""
+    return not usual / WILD < seconds < usual * WILD
 
 
 def _checked(seconds: Any) -> float:

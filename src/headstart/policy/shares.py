@@ -21,9 +21,10 @@ class Share:
     expected: float = 0.0
     came: float = 0.0
 
-    def add(self, expected: float, came: float) -> None:
-        self.expected += expected - self.fades * self.expected
-        self.came += came - self.fades * self.came
+    def add(self, expected: float, came: float, steps: int = 1) -> None:
+        """Over so many steps."""
+        left = (1 - self.fades) ** steps
+        self.expected, self.came = left * self.expected + expected, left * self.came + came
 
     def fade(self, left: float) -> None:
         """So much of what is known still counts."""
