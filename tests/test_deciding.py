@@ -17,7 +17,7 @@ from headstart import rehearse
 from headstart.config import parse_speculative
 from headstart.core import Request, SamplingParams, Verdict
 from headstart.policy import Load, StepTimes
-from headstart.policy.ahead import PROBES, AheadPolicy
+from headstart.policy.ahead import EVERY, PROBES, AheadPolicy
 from headstart.policy.periods import Mode, Periods, modes_of
 from headstart.policy.store import Store
 from headstart.shapes import within
@@ -194,9 +194,9 @@ def test_trees_alone_and_chains_in_company() -> None:
     assert max(crowd.used, key=crowd.used.get) in (str(CHAIN), "eagle3 4")
 
 
-def vain_share(p: AheadPolicy, around: float = 0.0) -> float:
+def vain_share(p: AheadPolicy, around: float = 0.0, seed: int = 1) -> float:
     """Of the time, with noise alone, once the policy knows it."""
-    device = Device(p, around=around)
+    device = Device(p, around=around, rng=random.Random(seed))
     device.run(["noise"], 1, 8)
     before, vain = device.clock, device.vain
     device.run(["noise"], 1, 60)
@@ -211,11 +211,12 @@ def test_trials_that_take_longer_than_was_thought_are_fewer() -> None:
     assert 0 < vain_share(policy(), around=2e-3) < 3 * PROBES, "each takes three steps more"
 
 
-def test_a_trial_ends_though_there_is_no_time_to_decide() -> None:
+@pytest.mark.parametrize("seed", range(4))
+def test_a_trial_ends_and_what_it_began_though_there_is_no_time_to_decide(seed: int) -> None:
     slow = policy()
     ticks = itertools.count()
     slow.clock = lambda: 5e-4 * next(ticks)  # each decision takes as long as half a step
-    assert 0 < vain_share(slow) < 4 * PROBES
+    assert 0 < vain_share(slow, seed=seed) < 1.5 * PROBES
 
 
 def test_what_steps_take_is_not_learned_where_the_host_gets_newcomers_ready() -> None:
@@ -328,12 +329,27 @@ def test_a_decision_holds_until_there_is_time_for_the_next() -> None:
     assert p.holds()
     asked = p.ask([request], [{}], Load(1, 0, 0))
     assert p.ask([request], [{}], Load(1, 0, 0)) is asked
-    p._time, p._cost = 0.0, 1e9
-    for _ in range(40):
-        device._step([request])
+    for time in (1e9, 0.0):  # in between, what has begun is looked at again
+        p._time, p._cost = time, 1e9
+        for _ in range(40):
+            device._step([request])
     assert p.holds()
     p._cost = 0.0
     assert not p.holds()
+
+
+def test_what_has_just_begun_is_looked_at_again_once_whatever_that_takes() -> None:
+    """Else it would go on for as long as it takes to save up the time."""
+    p, made = policy(), []
+    device, request, decide = Device(p), Device._request("code", 0, 1 << 20), p._decide
+    p._decide = lambda *args: (made.append(p._steps), decide(*args))
+    device._step([request])
+    assert p._way is not None and len(made) == 1
+    p.clock = itertools.count(0.0, 1e3).__next__
+    p._time, p._cost = 0.0, 1e3
+    for _ in range(100):
+        device._step([request])
+    assert made == [0, EVERY]
 
 
 def slow_clock(p: AheadPolicy, *ticks: float) -> None:

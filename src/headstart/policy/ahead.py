@@ -34,6 +34,7 @@ EVERY = 16  # steps for which a decision holds,
 SOON = 4  # and where requests are new
 DECIDING = 0.003  # share of the time that decisions may take: with many requests, they are taken less often
 USUAL = 2e-4  # seconds of a decision, at first,
+OWED = 3  # decisions for which the time may be saved up behind them,
 LONGER = 1.5  # and how many times the last one it may be: what takes much longer was held up by something else
 TOKENS = 128.0  # of an answer, until some have been seen
 LEAST = 0.04  # a mode should bring so much more than none: its chances are guesses
@@ -99,7 +100,11 @@ class AheadPolicy:
         self._told: dict[int, int] = {}  # wishes, by identity, and the number of their mode
         self._wishes: dict[Mode, Wishes] = {}
         self._modes: dict[tuple[str, ...], list[Mode]] = {}  # of these drafters
-        self._trying = False  # somebody drafts to find out whether it pays
+        self._trying = False  # somebody drafts to find out whether it pays,
+        self._began = (
+            False  # or has just begun to, since that seems to pay; so the next decision will not wait for saved time
+        )
+        self._way: Mode | None = None  # that was decided on
         self._common: Mode | None = None  # that newcomers take until it is decided for them: those that a head reads
         self._steps, self._due = 0, 0  # since the last decision, and when the next is due
         self._asked: list[Request] = []  # the last that were asked about,
@@ -213,7 +218,7 @@ class AheadPolicy:
             new or self._steps >= self._due
         ):  # else prompts fill the step: who drafts, is decided later
             turned = len(requests) > 2 * self._company or 2 * len(requests) < self._company
-            if self._time >= self._cost or turned or self.rehearses or (self._trying and self._steps >= self._due):
+            if turned or self._may_decide:
                 self._decide(requests, guests, load)
             elif new:
                 self._settle_in(new, len(requests), load)
@@ -250,7 +255,7 @@ class AheadPolicy:
 
     def _decide(self, requests: Sequence[Request], guests: Sequence[Guest], load: Load) -> None:
         """Who drafts in the next steps, and how."""
-        began = self.clock()
+        began, trial, second = self.clock(), self._trying, self._began
         self._learn_stretch()
         self.outcomes.digest(itertools.chain(guests, self._gone), self._ways, self._steps)
         self._gone.clear()
@@ -262,15 +267,16 @@ class AheadPolicy:
             mode = self.ordered
             chosen = {i: mode for i, names in able.items() if mode is not None and mode.drafter in names}
         else:
-            chosen = self._choose(guests, able, load)
+            before, chosen = self._way, self._choose(guests, able, load)
+            self._began = self._way not in (None, before) and not second
         for i, (guest, nodes) in enumerate(zip(guests, most, strict=True)):
             self._set(guest, chosen.get(i), nodes)
             if guest.mode is None:
                 for known in guest.owns.values():
                     known.fade()
         self._cost = min(self.clock() - began, LONGER * self._cost)
-        if not self.rehearses:
-            self._time = max(0.0, min(self._time, 2 * self._cost)) - self._cost
+        if not self.rehearses and not trial:  # which has paid for it
+            self._time = max(min(self._time, 2 * self._cost) - self._cost, -OWED * self._cost)
 
     def _choose(self, guests: Sequence[Guest], members: Members, load: Load) -> dict[int, Mode]:
         """Whoever it pays for drafts the way that pays most; then those whom that drafter may not serve. Or somebody drafts to
@@ -278,7 +284,7 @@ class AheadPolicy:
         if len(guests) > HOST_MOST:
             members = _some(members, ON_DEVICE)
         _, mode, drafted = self._best(guests, members, load)
-        self._common = mode if mode is not None and mode.drafter not in SOLE else None
+        self._way, self._common = mode, mode if mode is not None and mode.drafter not in SOLE else None
         if mode is None:
             return self._trial(guests, members, len(guests), load)
         served = mode.drafter
@@ -389,8 +395,13 @@ class AheadPolicy:
         return not self._drafts and self.holds()
 
     def holds(self) -> bool:
-        due = self._steps >= self._due and (self._trying or self._time >= self._cost or self.rehearses)
-        return not due
+        return self._steps < self._due or not self._may_decide
+
+    @property
+    def _may_decide(self) -> bool:
+        """The time for it was saved up, or it has to be."""
+        soon = (self._trying or self._began) and self._steps >= self._due
+        return soon or self._time >= self._cost or self.rehearses
 
     def is_quiet(self, request: Request) -> bool:
         return self._mode(request) is None
