@@ -79,6 +79,25 @@ def test_engines_over_one_model_share_its_weights_in_both_orders(monkeypatch) ->
     assert all(held) and not any(p.is_packed for p in narrow.lean.products), "with the last engine it goes"
 
 
+def test_engines_over_one_model_go_by_what_was_measured_once(monkeypatch) -> None:
+    """Else what disturbs the machine while one of them is made would set them apart for as long as they live."""
+    said = iter((True, False))
+    monkeypatch.setattr(lean, "wide_pays", lambda weight: next(said) and torch.backends.mkldnn.is_available())
+    model, other = small_model(), small_model()
+    wide = [TorchRunner(m, wide=True).lean.products[1].packed is not None for m in (model, model, other)]
+    assert wide == [torch.backends.mkldnn.is_available()] * 2 + [False]
+
+
+def test_the_fastest_of_some_tries_counts(monkeypatch) -> None:
+    now, took = [0.0], iter([3, 2, 9, 2, 1, 2])
+    monkeypatch.setattr(lean, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+
+    def way(x: None) -> None:
+        now[0] += next(took)
+
+    assert lean.race([way, way], None, tries=3) == [1, 2]
+
+
 def test_weights_are_taken_out_of_their_file_once() -> None:
     model = small_model()
     weights = [p for layer in model.model.layers for p in (layer.self_attn.o_proj.weight, layer.mlp.down_proj.weight)]

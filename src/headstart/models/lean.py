@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-import statistics
+import math
 import time
 import weakref
 from collections.abc import Callable, Sequence
@@ -35,6 +35,8 @@ FAMILY = ("llama", "mistral", "qwen2", "qwen3")
 # second copies of weights, by where those are, while some product has one
 _packed: weakref.WeakValueDictionary[tuple[int, torch.Size], torch.Tensor] = weakref.WeakValueDictionary()
 _owners: weakref.WeakSet[Any] = weakref.WeakSet()  # models whose weights were taken out of their files
+# what was measured of models: engines over one go by the same, whatever disturbed the machine when they came
+_findings: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
 
 
 class Product:
@@ -112,6 +114,14 @@ class LeanModel:
         self.head_dim, self.scale = attention.head_dim, attention.scaling
         self.num_heads = config.num_attention_heads
         self.num_kv = config.num_key_value_heads
+        self._found = _findings.setdefault(model, {})
+
+    def once(self, what: str, measure: Callable[[], T]) -> T:
+        """What this measures, or has measured for another engine over the same model."""
+        if what not in self._found:
+            self._found[what] = measure()
+        found: T = self._found[what]
+        return found
 
     def release(self) -> None:
         """The KV tensors go."""
@@ -191,7 +201,7 @@ def lean(model: Any, wide: bool = False, kind: type[LeanModel] = LeanModel) -> L
         return None
     out = kind(model)
     _own(model, out)
-    if wide and wide_pays(out.blocks[0].gate_up.weight):
+    if wide and out.once("wide", lambda: wide_pays(out.blocks[0].gate_up.weight)):
         _pack_all(out)
     return out
 
@@ -221,14 +231,14 @@ def wide_pays(weight: torch.Tensor, rows: int = 16) -> bool:
 
 
 def race(ways: Sequence[Callable[[T], Any]], x: T, tries: int = 9) -> list[float]:
-    """Median seconds of each, in turns."""
-    times: list[list[float]] = [[] for _ in ways]
+    """The least seconds of each, in turns: what takes longer was disturbed."""
+    least = [math.inf for _ in ways]
     for _ in range(tries):
-        for way, own in zip(ways, times, strict=True):
+        for i, way in enumerate(ways):
             start = time.perf_counter()
             way(x)
-            own.append(time.perf_counter() - start)
-    return [statistics.median(own) for own in times]
+            least[i] = min(least[i], time.perf_counter() - start)
+    return least
 
 
 def _own(model: Any, fused: LeanModel) -> None:

@@ -200,7 +200,7 @@ class LoopedModel(LeanModel):
         if not all(_is_plain(p) for p in self.products) or (made := load_team()) is None:
             return None
         team = made.Team(torch.get_num_threads())
-        if not self._reads_twice(team):
+        if not self.once(f"a team of {team.count} reads twice", lambda: self._reads_twice(team)):
             team.most_rows = made.ROWS
         for product in self.products:
             product.team = team
