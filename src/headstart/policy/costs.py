@@ -77,8 +77,8 @@ class Costs:
             sure, side = self.is_sure(rows), len(NEAR) // 2
             low, high = max(0, rows - side), min(MOST, rows + side)
             near = NEAR[low - rows + side : high - rows + side + 1]
-            stale = self._steps - self._heard[low : high + 1] >= STALE
-            self._table[low : high + 1] *= ratio ** (near * (FOLLOW if sure else np.where(stale, AFRESH, FOLLOW)))
+            moves = FOLLOW if sure else np.where(self._steps - self._heard[low : high + 1] >= STALE, AFRESH, FOLLOW)
+            self._table[low : high + 1] *= ratio ** (near * moves)
             self._scale *= ratio**SHIFT if sure else 1.0
             if sure or 1 / ALIKE < ratio < ALIKE:  # else one step is not enough
                 self._heard[rows] = self._steps
