@@ -325,6 +325,8 @@ def main() -> None:
     args = parser.parse_args()
     if args.show:
         return report.print_kept(args.show, tables)
+    if args.in_step and (torch.cuda.is_available() or args.shifts or args.shifts_at):
+        parser.error("--in-step is for CPUs, and for single kinds of prompts: leave it out on a GPU and with --shifts.")
     result = {"provenance": provenance(args), "results": run(args)}
     if args.out:
         report.keep(args.out, result)

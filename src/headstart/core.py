@@ -368,11 +368,6 @@ class Request:
         return p.greedy or not (p.truncates or p.min_p > 0)
 
     @functools.cached_property
-    def is_simple(self) -> bool:
-        """Can a runner choose every token of it, and will nobody ask for more than that?"""
-        return self.can_be_chosen and self.keeps_all and not self.params.min_tokens and self.params.logprobs is None
-
-    @functools.cached_property
     def stop_ids(self) -> frozenset[int]:
         """Tokens that end the text."""
         own = frozenset(self.params.stop_token_ids)

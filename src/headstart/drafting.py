@@ -70,10 +70,7 @@ class Drafted:
 
     def whole(self) -> list[Tree]:
         """Everything that was proposed, by one drafter for each."""
-        return [
-            next(iter(own.values())) if len(own) == 1 else next((t for t in own.values() if len(t)), NO_TREE)
-            for own in self.proposals
-        ]
+        return [next((t for t in own.values() if len(t)), NO_TREE) for own in self.proposals]
 
     def settle_on(self, trees: Sequence[Tree]) -> None:
         """These are verified. A tree in the mail is as deep as the mail says."""
@@ -261,7 +258,7 @@ class Drafting:
 
     def readers(self, request: Request) -> list[str]:
         """Those that do."""
-        return self._readers.get(request.id, [])
+        return self._readers.get(request.id, NOBODY)
 
     def at_odds(self, requests: Sequence[Request], wishes: Sequence[Wishes]) -> list[int]:
         """The numbers of those that are read by others than are wished for."""

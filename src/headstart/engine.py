@@ -524,7 +524,7 @@ class Engine:
         """Will the device know all that the request's next step needs, and have room for it? This one may end the text: then
         the next one computes some rows in vain, which is less than to wait."""
         r = part.request
-        if not r.is_simple and (not sampling.is_sure(r) or r.params.logprobs is not None):
+        if not sampling.is_sure(r) or r.params.logprobs is not None:
             return False
         return not depth or (part.seat >= 0 and len(r.tokens) + 2 * (depth + 1) < self.max_len)
 
@@ -743,8 +743,6 @@ class Engine:
 
     def _asks(self, request: Request) -> bool:
         """Let the runner choose for this request? Under `deterministic` only where it, and nobody else, always will."""
-        if request.is_simple and request.params.greedy:
-            return True
         if self._rejects(request) or (self.config.deterministic and request.params.min_tokens):
             return False
         return sampling.is_sure(request) if self.config.deterministic else sampling.can_ask(request)

@@ -34,8 +34,7 @@ T = TypeVar("T")
 FAMILY = ("llama", "mistral", "qwen2", "qwen3")
 # second copies of weights, by where those are, while some product has one
 _packed: weakref.WeakValueDictionary[tuple[int, torch.Size], torch.Tensor] = weakref.WeakValueDictionary()
-_owners: weakref.WeakSet[Any] = weakref.WeakSet()  # models whose weights were taken out of their files
-# what was measured of models: engines over one go by the same, whatever disturbed the machine when they came
+# what was done and measured once for a model: engines over it go by that, whatever disturbed the machine when they came
 _findings: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
 
 
@@ -116,10 +115,10 @@ class LeanModel:
         self.num_kv = config.num_key_value_heads
         self._found = _findings.setdefault(model, {})
 
-    def once(self, what: str, measure: Callable[[], T]) -> T:
-        """What this measures, or has measured for another engine over the same model."""
+    def once(self, what: str, do: Callable[[], T]) -> T:
+        """What this finds, or has found for another engine over the same model."""
         if what not in self._found:
-            self._found[what] = measure()
+            self._found[what] = do()
         found: T = self._found[what]
         return found
 
@@ -200,7 +199,7 @@ def lean(model: Any, wide: bool = False, kind: type[LeanModel] = LeanModel) -> L
     if not in_family(model):
         return None
     out = kind(model)
-    _own(model, out)
+    out.once("own weights", lambda: _own(model, out))
     if wide and out.once("wide", lambda: wide_pays(out.blocks[0].gate_up.weight)):
         _pack_all(out)
     return out
@@ -243,15 +242,12 @@ def race(ways: Sequence[Callable[[T], Any]], x: T, tries: int = 9) -> list[float
 
 def _own(model: Any, fused: LeanModel) -> None:
     """Take the other weights out of the mapped file too, so that the file is let go and nothing is held twice."""
-    if model in _owners:
-        return
     blocks = {
         b.untyped_storage().data_ptr() for block in fused.blocks for b in (block.qkv.weight, block.gate_up.weight)
     }
     for p in model.parameters():
         if p.device.type == "cpu" and p.data.untyped_storage().data_ptr() not in blocks:
             p.data = p.data.clone()
-    _owners.add(model)
 
 
 def _linears(layer: Any) -> list[Any]:

@@ -7,6 +7,7 @@ down (`Guest.logs`); they are digested when something is to be decided.
 from __future__ import annotations
 
 import itertools
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -143,24 +144,12 @@ class Guest:
 
     heat: int  # see `heat_of`
     welcome: bool  # to drafts
-    owns: dict[str, Own] = field(default_factory=dict)  # by drafter
-    logs: dict[int, Tally] = field(default_factory=dict)  # what drafts brought that nobody digested yet, by their way
+    owns: defaultdict[str, Own] = field(default_factory=lambda: defaultdict(Own))  # by drafter
+    # what drafts brought that nobody digested yet, by their way
+    logs: defaultdict[int, Tally] = field(default_factory=lambda: defaultdict(NOTHING.copy))
     mode: Mode | None = None  # how it drafts now,
     wishes: Wishes = field(default_factory=dict)  # as drafters are told
     decided: bool = False  # whether anybody has thought about it
-
-    def log(self, way: int) -> Tally:
-        """Where it is written down what drafts of this way bring."""
-        found = self.logs.get(way)
-        if found is None:
-            found = self.logs[way] = NOTHING.copy()
-        return found
-
-    def own(self, drafter: str) -> Own:
-        found = self.owns.get(drafter)
-        if found is None:
-            found = self.owns[drafter] = Own()
-        return found
 
     def known(self, drafter: str) -> float:
         """How much was seen of its drafts for this request, lately."""
@@ -208,7 +197,7 @@ class Outcomes:
         general, trust = self.general(mode, guests[0].heat), self._trust.setdefault(mode.drafter, Trust())
         usual, for_all = sum(general), [0.0] * (mode.depth + 1)
         for guest, brought in zip(guests, reached, strict=True):
-            own, count = guest.own(mode.drafter), brought[0]
+            own, count = guest.owns[mode.drafter], brought[0]
             if own.expected[0] > 0.0:
                 trust.add(own.worths(general)[-1] - usual, sum(brought) / count - 1 - usual, count)
             own.add(general, brought)

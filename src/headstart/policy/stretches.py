@@ -40,7 +40,7 @@ class Stretch:
         self.ways, nowhere = ways, NOTHING.copy()
         self.counts = {way: ways.count(way) for way in set(ways) if way is not None}
         self.tallies = [
-            nowhere if way is None or guest is None else guest.logs.get(way) or guest.log(way)
+            nowhere if way is None or guest is None else guest.logs[way]
             for way, guest in zip(ways, guests, strict=True)
         ]
 
