@@ -335,6 +335,7 @@ class Request:
     space: int = 0  # KV is shared within one: a drafter that keeps its own beside the target's needs to have read it,
     unread: int | None = None  # or knows that it has not, from this token on
     booked: tuple[float, ...] | None = None  # seconds that the engine had counted when they were last told to `stats`
+    limit: int = 0  # how long its text may become, in an engine
 
     def __post_init__(self) -> None:
         self.id = self.id or f"r{next(_ids)}"
@@ -366,6 +367,19 @@ class Request:
         """Is no unlikely token left out?"""
         p = self.params
         return p.greedy or not (p.truncates or p.min_p > 0)
+
+    @functools.cached_property
+    def manner(self) -> np.ndarray:
+        """(6,) how it chooses: temperature, top-k (0: off), top-p, min-p, and the two words of its seed"""
+        p, (high, low) = self.params, divmod(self.seed % (1 << 64), 1 << 32)
+        return np.array([p.temperature, min(max(p.top_k, 0), 1 << 30), p.top_p, p.min_p, low, high])
+
+    @functools.cached_property
+    def simple(self) -> bool:
+        """Can a runner that chooses always choose its tokens, and does nobody ask for more than these?"""
+        p = self.params
+        quiet = p.logprobs is None and p.prompt_logprobs is None
+        return quiet and not p.min_tokens and self.can_be_chosen and self.keeps_all
 
     @functools.cached_property
     def stop_ids(self) -> frozenset[int]:
@@ -460,7 +474,7 @@ class Draft:
         return out
 
 
-@dataclass
+@dataclass(slots=True)
 class Verdict:
     """What the target said about one request's draft: the accepted nodes from the top down, then its own token."""
 
@@ -545,7 +559,7 @@ class View:
     step: DeviceStep | None = None  # and what the last forward left there
 
 
-@dataclass
+@dataclass(slots=True)
 class Segment:
     """One request's share of a packed forward: rows [start, stop).
 
@@ -561,7 +575,7 @@ class Segment:
     slots: np.ndarray  # (context + entries,)
     parents: np.ndarray | None = None  # (entries,)
     seat: int = -1  # where the device keeps the request's text, for runners that do
-    room: np.ndarray | None = None  # the slots, and those behind them that the device may need; None: no others
+    pages: np.ndarray | None = None  # of the slots, and those behind them that the device may need; None: no others
     moves: bool = False  # the device finds out where the rows stand: the step before may have accepted some tokens
     sized: int = -1  # where the mail says how many draft tokens there are; -1: all
     grown: int = -1  # where the mail says the parents of the draft's nodes; -1: they are as `parents` says

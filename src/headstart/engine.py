@@ -80,15 +80,6 @@ class Clock:
         return now
 
 
-@dataclass(frozen=True)
-class Place:
-    """Where one part's rows stand among the logits: `span` rows of known tokens, the last of them the root, then nodes."""
-
-    first: int
-    span: int
-    root: int
-
-
 @dataclass(eq=False)
 class Flight:
     """A step that was launched and is not settled yet."""
@@ -96,7 +87,7 @@ class Flight:
     plan: Plan
     drafted: Drafted
     batch: Batch
-    places: list[Place]
+    roots: list[int]  # for each part: where its last known token stands among the logits; its draft is behind it
     forward: Forward
     clock: Clock
     chosen: list[bool]  # for each ready part: the runner chooses, or has chosen
@@ -285,9 +276,9 @@ class Engine:
         drafted = self._draft(plan, before is not None, clock)
         stops = self._run_on(plan, drafted)
         again = self._reserve_ahead(plan, drafted)
-        batch, places = self._pack(plan, drafted.trees)
+        batch, roots = self._pack(plan, drafted.trees)
         batch.stops, batch.hidden_layers = stops, self._taps(plan)
-        chosen = self._choice(plan, drafted, batch, places) if self.runner.chooses else [False] * len(plan.ready)
+        chosen = self._choice(plan, drafted, batch, roots) if self.runner.chooses else [False] * len(plan.ready)
         if before is not None or drafted.mail:
             batch.source = _sources(plan, before, batch)
             batch.mail = _mail_sources(plan, drafted, batch)
@@ -297,7 +288,7 @@ class Engine:
         forward = self.runner.forward(batch)
         clock.lap("target")
         again = again if all(chosen) else 0
-        flight = Flight(plan, drafted, batch, places, forward, clock, chosen, again=again, stamp=self._stamp)
+        flight = Flight(plan, drafted, batch, roots, forward, clock, chosen, again=again, stamp=self._stamp)
         self._lines = flight.lines
         flight.read = self._read_ahead(plan, batch)
         return flight
@@ -424,24 +415,23 @@ class Engine:
         """May the next step be launched before this one is settled? Not if it needs to know this one's tokens."""
         if not all(flight.chosen) or not self.scheduler.all_fit(flight.drafted_for):
             return False
-        if flight.batch.hidden_layers and not flight.read and any(p.has_prompt for p in flight.plan.parts):
+        if flight.batch.hidden_layers and not flight.read and flight.plan.has_prompts:
             return False  # hidden states of a prompt are read when the step is settled
-        if any(self._wants_prompt(p.request) for p in flight.plan.parts):
+        if any(not p.request.simple and self._wants_prompt(p.request) for p in flight.plan.parts):
             return False
-        both = zip(flight.plan.ready, flight.drafted.depth, strict=True)
-        alive = [(p, depth) for p, depth in both if p.request.finish_reason is None]
-        if not all(self._is_known(p, depth) for p, depth in alive):
+        if not self._are_known(flight.plan.ready, flight.drafted.depth):
             return False
         if self._nobody_drafts:
             return True
-        ready = [p.request for p, _ in alive]
+        alive = [p for p in flight.plan.ready if p.request.finish_reason is None]
+        ready = [p.request for p in alive]
         load = Load(len(self.scheduler.running), len(self.scheduler.waiting), 0)
         clock.lap("host")
         wishes = self.policy.ask(ready, [{}] * len(ready), load)
         clock.lap("policy")
         if not self.drafting.anyone_reads and not any(wishes):
             return True
-        return all(self._may_go_on(p, own) for (p, _), own in zip(alive, wishes, strict=True))
+        return all(self._may_go_on(p, own) for p, own in zip(alive, wishes, strict=True))
 
     def _may_repeat(self, flight: Flight, clock: Clock) -> bool:
         """Is the next step this one over again? Nobody came or went, nobody's drafts change, and there is room."""
@@ -486,15 +476,16 @@ class Engine:
     def _reserve_ahead(self, plan: Plan, drafted: Drafted) -> int:
         """How many steps may repeat the one that is being launched: where each request has one row, and a draft if one was
         wished for. KV for them is reserved, where there is plenty."""
-        if not self.runner.repeats or self.scheduler.may_admit or any(p.has_prompt for p in plan.parts):
+        if not self.runner.repeats or self.scheduler.may_admit or plan.has_prompts:
             return 0
         if not self.policy.holds() or not self.drafting.can_repeat(drafted, [p.request for p in plan.parts]):
             return 0
-        if not all(self._is_known(p, depth) for p, depth in zip(plan.parts, drafted.depth, strict=True)):
+        if not self._are_known(plan.parts, drafted.depth):
             return 0
         most = 1 + max([*drafted.depth, *(d.mail.depth or 0 for d, _ in drafted.mail if d.mail is not None)])
-        longest = max(len(p.request.tokens) + p.spare for p in plan.parts)
-        steps = min(REPEATS, (self.max_len - longest) // most - 2, max(self._left(p.request) for p in plan.parts))
+        longest = max([len(p.request.tokens) + p.spare for p in plan.parts])
+        last = max([p.request.limit - len(p.request.tokens) for p in plan.parts])
+        steps = min(REPEATS, (self.max_len - longest) // most - 2, last)
         pages = self.pool.pages_for((steps + 2) * most) + 1
         if steps < 1 or 2 * pages * len(plan.parts) > self.pool.num_available:
             return 0
@@ -520,13 +511,18 @@ class Engine:
         ahead = part.seat >= 0 and self.drafting.are_ahead({*wishes, *reading})
         return ahead or not (reading or self._drafts_for(request))
 
-    def _is_known(self, part: Planned, depth: int) -> bool:
-        """Will the device know all that the request's next step needs, and have room for it? This one may end the text: then
-        the next one computes some rows in vain, which is less than to wait."""
-        r = part.request
-        if not sampling.is_sure(r) or r.params.logprobs is not None:
-            return False
-        return not depth or (part.seat >= 0 and len(r.tokens) + 2 * (depth + 1) < self.max_len)
+    def _are_known(self, parts: Sequence[Planned], depths: Sequence[int]) -> bool:
+        """Will the device know all that their next step needs, and have room for it? This one may end a text: then the next
+        one computes some rows in vain, which is less than to wait."""
+        for part, depth in zip(parts, depths, strict=True):
+            r = part.request
+            if r.finish_reason is not None or (r.simple and not depth):
+                continue
+            if not sampling.is_sure(r) or r.params.logprobs is not None:
+                return False
+            if depth and (part.seat < 0 or len(r.tokens) + 2 * (depth + 1) >= self.max_len):
+                return False
+        return True
 
     def _can_draft_ahead(self, request: Request) -> bool:
         """Where the device chooses, it may draft."""
@@ -683,7 +679,7 @@ class Engine:
 
     def _left(self, request: Request) -> int:
         """Tokens until the request's own limits end it."""
-        return min(request.params.max_tokens - request.num_output, self.max_len - len(request.tokens))
+        return request.limit - len(request.tokens)
 
     def _depth(self, part: Planned) -> int:
         """Tokens that a draft could contribute."""
@@ -696,54 +692,62 @@ class Engine:
         reads = drafting.anyone_reads and any(drafting.reads(p.request) for p in plan.parts)
         return drafting.taps if reads else ()
 
-    def _pack(self, plan: Plan, trees: list[Tree]) -> tuple[Batch, list[Place]]:
-        """Prefill pieces and trees in one row of tokens; and where each part's logits will stand."""
+    def _pack(self, plan: Plan, trees: list[Tree]) -> tuple[Batch, list[int]]:
+        """Prefill pieces and trees in one row of tokens; and where the logits of each part's last known token will stand."""
         tokens: list[int] = []
         positions: list[int] = []
         rows: list[int] = []
         segments: list[Segment] = []
-        places: list[Place] = []
-        grown = iter(trees)
+        roots: list[int] = []
+        grown, tables = iter(trees), self.pool.tables
         for part in plan.parts:
-            r, start = part.request, len(tokens)
+            r, start, piece = part.request, len(tokens), part.piece
             draft = next(grown) if part.ready else NO_TREE
-            size, base = len(draft.tokens), r.computed + part.piece
-            tokens += r.tokens[r.computed : base]
-            positions += range(r.computed, base)
+            size, base = len(draft.tokens), r.computed + piece
+            if piece == 1:
+                tokens.append(r.tokens[r.computed])
+                positions.append(r.computed)
+            else:
+                tokens += r.tokens[r.computed : base]
+                positions += range(r.computed, base)
             parents = None
             if size:
                 tokens += draft.tokens
-                parents = _parents(part.piece, draft)
+                parents = _parents(piece, draft)
                 deep = range(1, size + 1) if parents is None else tree.depths(draft.parents)
                 positions += [base + d - 1 for d in deep]
-            room = self.pool.tables[r.id].slots
-            segments.append(
-                Segment(start, len(tokens), r.computed, room[: base + size], parents, part.seat, room, part.spare > 0)
-            )
-            span = part.piece if self._wants_prompt(r) else int(part.ready)  # rows of known tokens that are asked
-            places.append(Place(len(rows), span, len(rows) + span - 1))
-            rows += range(start + part.piece - span, len(tokens))
+            slots, pages, stop = tables[r.id].slots[: base + size], tables[r.id].numbers, len(tokens)
+            segments.append(Segment(start, stop, r.computed, slots, parents, part.seat, pages, part.spare > 0))
+            span = piece if not r.simple and self._wants_prompt(r) else int(part.ready)  # known tokens that are asked
+            roots.append(len(rows) + span - 1)
+            rows += range(start + piece - span, stop)
         batch = Batch(np.array(tokens, np.int64), np.array(positions, np.int64), segments, np.array(rows, np.int64))
-        return batch, places
+        return batch, roots
 
-    def _choice(self, plan: Plan, drafted: Drafted, batch: Batch, places: list[Place]) -> list[bool]:
+    def _choice(self, plan: Plan, drafted: Drafted, batch: Batch, roots: list[int]) -> list[bool]:
         """Let the runner choose for the requests that it can serve. Returns for which ready parts it will."""
         choice = batch.choice = Choice.of(len(batch.rows), len(plan.parts))
         chosen: list[bool] = []
+        asked: list[tuple[Request, int, int]] = []
         grown = iter(drafted.trees)
-        for i, (part, place) in enumerate(zip(plan.parts, places, strict=True)):
+        for i, (part, root) in enumerate(zip(plan.parts, roots, strict=True)):
             if not part.ready:
                 continue
-            r, draft = part.request, next(grown)
+            r, size = part.request, len(next(grown).tokens)
             chosen.append(self._asks(r))
             if chosen[-1]:
-                choice.nodes[i] = len(draft)
-                sampling.ask(choice, slice(place.root, place.root + 1 + len(draft)), r)
+                choice.nodes[i] = size
+                asked.append((r, root, 1 + size))
+        sampling.ask(choice, asked)
         return chosen
 
     def _asks(self, request: Request) -> bool:
         """Let the runner choose for this request? Under `deterministic` only where it, and nobody else, always will."""
-        if self._rejects(request) or (self.config.deterministic and request.params.min_tokens):
+        if self._rejects(request):
+            return False
+        if request.simple:
+            return True
+        if self.config.deterministic and request.params.min_tokens:
             return False
         return sampling.is_sure(request) if self.config.deterministic else sampling.can_ask(request)
 
@@ -761,17 +765,17 @@ class Engine:
         landing, forward, drafted = flight.forward.landing, flight.forward, flight.drafted
         if forward.ran is not None:
             return [Verdict([], forward.ran[-1])]
-        told = landing.verdicts() if landing is not None else [None] * len(flight.places)
-        ready = [(p, x, v) for p, x, v in zip(flight.plan.parts, flight.places, told, strict=True) if p.ready]
+        told = landing.verdicts() if landing is not None else [None] * len(flight.roots)
+        ready = [(p, x, v) for p, x, v in zip(flight.plan.parts, flight.roots, told, strict=True) if p.ready]
         flight.chosen = [v is not None for _, _, v in ready]
         walking: list[tuple[int, int]] = []
         lines: list[sampling.Row] = []
         index: list[int] = []
         verdicts: list[Verdict | None] = [v for _, _, v in ready]
-        for i, ((part, place, verdict), draft) in enumerate(zip(ready, drafted.trees, strict=True)):
+        for i, ((part, root, verdict), draft) in enumerate(zip(ready, drafted.trees, strict=True)):
             if verdict is not None:
                 continue
-            own, root = [sampling.Row(part.request, p) for p in _paths(draft)], place.root
+            own = [sampling.Row(part.request, p) for p in _paths(draft)]
             if self._rejects(part.request):
                 logp = sampling.log_probabilities(forward.logits[root : root + 1 + len(draft)], own)
                 verdicts[i] = verify.reject(draft, logp, drafted.logq(i), self._chance(part.request))
@@ -803,19 +807,20 @@ class Engine:
         drafted, forward, moves = flight.drafted, flight.forward, []
         ready = iter(zip(drafted.trees, verdicts, flight.chosen, strict=True))
         went_on, grew = {r.id for r in flight.expected}, []
-        starts = [_start(p, s) for p, s in zip(flight.plan.parts, flight.batch.segments, strict=True)]
-        for part, place in zip(flight.plan.parts, flight.places, strict=True):
+        reads = bool(flight.batch.hidden_layers)
+        starts = [_start(p, s) for p, s in zip(flight.plan.parts, flight.batch.segments, strict=True)] if reads else []
+        for part, root in zip(flight.plan.parts, flight.roots, strict=True):
             draft, verdict, chosen = next(ready) if part.ready else (NO_TREE, NO_VERDICT, True)
             r = part.request
             if r.finish_reason is not None:  # it ended while this step was on its way
                 continue
-            if self._wants_prompt(r):
-                self._prompt_logprobs(part, forward.logits[place.first : place.first + place.span])
+            if not r.simple and self._wants_prompt(r):
+                self._prompt_logprobs(part, forward.logits[root + 1 - part.piece : root + 1])
             if forward.ran is not None:
                 self._emit_run(r, forward.ran)
                 grew.append(r)
             elif part.ready:
-                count = self._emit(r, draft, verdict, forward, place.root)
+                count = self._emit(r, draft, verdict, forward, root)
                 kept = self._accept(r, verdict, count)
                 if not chosen and kept:  # a runner that chose has moved them
                     moves.append(self.pool.moves(self.pool.tables[r.id].slots, len(r.tokens) - count, kept))
@@ -830,7 +835,7 @@ class Engine:
             if r.id not in went_on:
                 self.runner.keep(self.pool.tables[r.id].slots, r.computed)
                 self.pool.trim(r.id, len(r.tokens))
-        if flight.batch.hidden_layers:
+        if reads:
             readings = self._readings(flight, verdicts, starts)
             if flight.read and not flight.followed:
                 readings = _unread(readings)
@@ -872,8 +877,8 @@ class Engine:
         """Append the verdict's tokens up to the first that ends the text, and send them on their way. Returns how many."""
         accepted, stats = verdict.accepted, request.stats
         new = verdict.tokens(draft) if accepted else [verdict.bonus]
-        first = not request.num_output
         kept = self._append(request, new)
+        first = not stats.tokens
         stats.tokens += kept
         stats.record(draft.origins or (), accepted[:kept])
         if first:
@@ -882,7 +887,8 @@ class Engine:
         if request.params.logprobs is not None:
             at = [root, *(root + 1 + n for n in accepted)][:kept]
             request.logprobs += sampling.logprobs(forward.logits[at], new[:kept], request.params.logprobs)
-        self._post(request, new[:kept], accepted, draft)
+        if request.streams or request.finish_reason is not None:
+            self._post(request, new[:kept], accepted, draft)
         return kept
 
     def _emit_run(self, request: Request, ran: list[int]) -> None:
@@ -907,10 +913,9 @@ class Engine:
 
     def _append(self, request: Request, new: list[int]) -> int:
         """Tokens join the text, up to the first that ends it. Returns how many did."""
-        p = request.params
-        most = min(len(request.prompt) + p.max_tokens, self.max_len) - len(request.tokens)
-        if len(new) < most and not p.stop and request.stop_ids.isdisjoint(new):
-            request.tokens += new
+        tokens = request.tokens
+        if len(tokens) + len(new) < request.limit and not request.params.stop and request.stop_ids.isdisjoint(new):
+            tokens += new
             return len(new)
         for kept, token in enumerate(new, 1):
             request.tokens.append(token)
@@ -926,7 +931,7 @@ class Engine:
         elif token in request.stop_ids:
             request.finish_reason = "stop"
             request.stop_reason = token if token in p.stop_token_ids else None
-        elif request.num_output >= p.max_tokens or len(request.tokens) >= self.max_len:
+        elif len(request.tokens) >= request.limit:
             request.finish_reason = "length"
         return request.finish_reason is not None
 

@@ -33,6 +33,9 @@ class Table:
     serials: list[int] = field(default_factory=list)
     slots: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int64))  # the used part of `room`
     room: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    numbers: np.ndarray = field(
+        default_factory=lambda: np.empty(0, dtype=np.int32)
+    )  # the pages, for whoever copies them
 
 
 class KVPool:
@@ -287,7 +290,7 @@ class KVPool:
             table.room = np.concatenate([table.slots, np.empty(2 * count - known, dtype=np.int64)])
         for at in range(known, count, size):
             np.add(self._offsets, table.pages[at // size] * size, out=table.room[at : at + size])
-        table.slots = table.room[:count]
+        table.slots, table.numbers = table.room[:count], np.array(table.pages, np.int32)
 
     # -------------------------------------------------------------- proof
     def check_integrity(self) -> None:

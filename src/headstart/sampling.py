@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from headstart.core import Choice, Request, TokenLogprobs
-from headstart.noise import ceiling, gumbel, one, row_keys, words
+from headstart.noise import ceiling, gumbel, one, row_keys
 
 SLACK = 1e-3  # by which rounding may move a score, and more
 SHORTLIST = 1024  # tokens looked at first under top-k / top-p; all of them when these do not hold the mass
@@ -123,17 +123,19 @@ def is_sure(request: Request) -> bool:
     return request.keeps_all and can_ask(request)
 
 
-def ask(choice: Choice, lines: slice, request: Request) -> None:
-    """Enter how the rows `lines` choose, each the token behind its own position."""
-    p = request.params
-    if p.greedy:
+def ask(choice: Choice, asked: Sequence[tuple[Request, int, int]]) -> None:
+    """Enter how each of these requests chooses: its first row, and how many. A row chooses the token behind its position."""
+    drawing = [own for own in asked if not own[0].params.greedy]
+    if not drawing:
         return
     choice.draws = True
-    choice.temperature[lines] = p.temperature
-    choice.seeds[lines] = words(request.seed)
-    if p.top_k > 0 or p.top_p < 1 or p.min_p > 0:
+    first, count = np.array([row for _, row, _ in drawing]), np.array([n for _, _, n in drawing])
+    rows = np.repeat(first - (count.cumsum() - count), count) + np.arange(count.sum())
+    manner = np.concatenate([r.manner for r, _, _ in drawing]).reshape(-1, 6).repeat(count, axis=0)
+    choice.temperature[rows], choice.seeds[rows] = manner[:, 0], manner[:, 4:]
+    if not all(r.keeps_all for r, _, _ in drawing):
         choice.truncates = True
-        choice.top_k[lines], choice.top_p[lines], choice.min_p[lines] = min(max(p.top_k, 0), 1 << 30), p.top_p, p.min_p
+        choice.top_k[rows], choice.top_p[rows], choice.min_p[rows] = manner[:, 1], manner[:, 2], manner[:, 3]
 
 
 # ------------------------------------------------------------------ bias, bans, penalties

@@ -19,7 +19,7 @@ LEAST_TOKENS = 16  # of a step, however short memory is
 GROWS = 64  # steps after which one more request may run, once memory ran out
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Planned:
     """One request's part of the step."""
 
@@ -47,6 +47,10 @@ class Plan:
         self.num_tokens += part.piece
         if part.ready:
             self.ready.append(part)
+
+    @property
+    def has_prompts(self) -> bool:
+        return self.num_tokens > len(self.ready) or any(not p.request.num_output for p in self.parts)
 
     @property
     def num_prefill_tokens(self) -> int:
@@ -80,6 +84,7 @@ class Scheduler:
 
     # -------------------------------------------------------------- coming and going
     def add(self, request: Request) -> None:
+        request.limit = min(len(request.prompt) + request.params.max_tokens, self.max_len)
         self.waiting.append(request)
         self._new.add(request.id)
 
@@ -179,7 +184,7 @@ class Scheduler:
             room = min(room, max(self._spared[1], len(self.running)))
         for request in list(self.running):
             is_here = request.id in self.pool.tables  # not set aside meanwhile
-            if is_here and room > 0 and not self.completes(request, 0):
+            if is_here and room > 0 and len(request.tokens) < request.limit:
                 room -= self._continue(request, plan, room)
         while self.waiting and room > 0 and len(self.running) < self.most:
             used = self._admit(self.waiting[0], plan, room)
@@ -190,9 +195,10 @@ class Scheduler:
 
     def _continue(self, request: Request, plan: Plan, room: int) -> int:
         """Plan a running request; where KV is short, younger ones give theirs back."""
+        piece = 1
         if len(request.tokens) - request.computed > 1:
             self._attach(request)
-        piece = min(len(request.tokens) - request.computed, room)
+            piece = min(len(request.tokens) - request.computed, room)
         while not self.pool.reserve(request.id, request.computed + piece):
             victim = self.running[-1]  # never one that is planned already: those are older
             self._preempt(victim)
@@ -233,8 +239,7 @@ class Scheduler:
 
     def completes(self, request: Request, more: int = 1) -> bool:
         """With so many more tokens, are all on their way? Then only the last one's name is missing."""
-        length = len(request.tokens) + more
-        return length - len(request.prompt) >= request.params.max_tokens or length >= self.max_len
+        return len(request.tokens) + more >= request.limit
 
     def _take(self, request: Request, plan: Plan, piece: int) -> int:
         known = request.computed + piece - (request.tokens[request.computed + piece - 1] == PENDING)

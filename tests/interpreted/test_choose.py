@@ -34,7 +34,7 @@ def requests(temperatures: list[float]) -> list[Request]:
 def asks_of(rows: list[Request]) -> Asks:
     choice = Choice.of(len(rows), 0)
     for i, r in enumerate(rows):
-        sampling.ask(choice, slice(i, i + 1), r)
+        sampling.ask(choice, [(r, i, 1)])
     seeds = choice.seeds.T.astype(np.uint32).view(np.int32).copy()
     positions = np.array([len(r.tokens) - 1 for r in rows], np.int32)
     numbers = (choice.temperature, seeds, positions, choice.top_k.astype(np.int32), choice.top_p, choice.min_p)

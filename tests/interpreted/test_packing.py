@@ -63,7 +63,9 @@ def test_a_batch_behind_itself_is_the_batch_one_token_further() -> None:
     further = [Part(p.context + 1, p.new) for p in parts]
     (batch, _), nodes = make_batch(further), [0, 3, 0, 0]  # the last one moved before
     longer = chosen(batch, nodes)
-    segments = [replace(s, slots=s.slots[:-1], room=s.slots, context=s.context - 1) for s in longer.segments]
+    segments = [
+        replace(s, slots=s.slots[:-1], pages=s.slots[::PAGE] // PAGE, context=s.context - 1) for s in longer.segments
+    ]
     earlier = replace(longer, positions=longer.positions - 1, segments=segments)
     for s in longer.segments:
         s.seat = 0

@@ -35,7 +35,7 @@ def run(
 ) -> list[int]:
     choice = Choice.of(len(requests), len(requests))
     for i, r in enumerate(requests):
-        sampling.ask(choice, slice(i, i + 1), r)
+        sampling.ask(choice, [(r, i, 1)])
     positions = np.array([len(r.tokens) - 1 for r in requests], np.int32)
     if rows is not None:  # line i belongs to row rows[i]
         named = [getattr(choice, name) for name in ("temperature", "seeds", "top_k", "top_p", "min_p")]

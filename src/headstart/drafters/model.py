@@ -335,8 +335,7 @@ class ModelDrafter(GrowingDrafter):
         asking = [(p, stop - 1) for p, stop in zip(pieces, starts[1:], strict=True) if p.asks]
         choice = Choice.of(len(asking), len(pieces))
         choice.nodes[:] = [0 if p.asks else -1 for p in pieces]
-        for i, (p, _) in enumerate(asking):
-            ask(choice, slice(i, i + 1), p.growth.rule)
+        ask(choice, [(p.growth.rule, i, 1) for i, (p, _) in enumerate(asking)])
         segments = [
             Segment(start, start + len(p.tokens), p.at, self.pool.slots(p.growth.view.id, p.at + len(p.tokens)))
             for p, start in zip(pieces, starts, strict=False)

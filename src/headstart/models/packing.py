@@ -7,7 +7,6 @@ segments come last, since their number changes from step to step. Rows and segme
 from __future__ import annotations
 
 import functools
-import itertools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -179,7 +178,10 @@ def layout(block: torch.Tensor, shape: Shape, page_size: int) -> Layout:
 
 def size_of(shape: Shape, batch: Batch, page_size: int) -> int:
     """Numbers that this batch takes in this shape."""
-    return places(shape).pages + sum(-(-len(_room(s)) // page_size) for s in batch.segments)
+    segments = batch.segments
+    return places(shape).pages + sum(
+        [-(-len(s.slots) // page_size) if s.pages is None else len(s.pages) for s in segments]
+    )
 
 
 def fill(block: np.ndarray, shape: Shape, batch: Batch, page_size: int) -> int:
@@ -199,12 +201,21 @@ def fill(block: np.ndarray, shape: Shape, batch: Batch, page_size: int) -> int:
     if batch.source is not None:
         put("tokens", np.maximum(batch.tokens, 0))  # one that the device will put in may be anything here
         put("source", batch.source)
-    put("slots", batch.write_slots)
-    put("start", [s.start for s in segments])
-    put("stop", [s.stop for s in segments])
-    put("context", [s.context for s in segments])
-    put("entries", [len(s.slots) - s.context for s in segments])
-    end = _fill_pages(put, block[sections.pages :], segments, page_size)
+    start, stop = np.array([s.start for s in segments]), np.array([s.stop for s in segments])
+    context, size = np.array([s.context for s in segments]), stop - start
+    entries = np.array([len(s.slots) for s in segments]) - context if shape.width else size
+    for name, values in (("start", start), ("stop", stop), ("context", context), ("entries", entries)):
+        put(name, values)
+    pages = [s.slots[::page_size] // page_size if s.pages is None else s.pages for s in segments]
+    count = np.array([len(p) for p in pages])
+    table = count.cumsum() - count
+    end = int(table[-1] + count[-1])
+    np.concatenate(pages, out=block[sections.pages : sections.pages + end], casting="unsafe")
+    at = np.repeat(table, size)
+    put("table", table)
+    put("at", at)
+    index = np.arange(len(at)) + np.repeat(context + entries - stop, size)  # of each row in its own segment
+    put("slots", block[sections.pages :][at + index // page_size] * page_size + index % page_size)
     if shape.width:
         _fill_trees(lambda name: sections.of(block, name), shape, segments)
     if any(s.seat >= 0 for s in segments):
@@ -236,22 +247,6 @@ def step_on(block: np.ndarray, shape: Shape, batch: Batch, page_size: int) -> No
     get("moves")[:count] = moving
 
 
-def _room(segment: Segment) -> np.ndarray:
-    return segment.slots if segment.room is None else segment.room
-
-
-def _fill_pages(put: Callable[[str, Any], None], pages: np.ndarray, segments: list[Segment], page_size: int) -> int:
-    """The pages of all segments, one after the other, and where each segment's begin. Returns how many there are."""
-    first = [_room(s)[::page_size] for s in segments]
-    starts = list(itertools.accumulate((len(f) for f in first), initial=0))
-    end = starts.pop()
-    put("table", starts)
-    put("at", [a for a, s in zip(starts, segments, strict=True) for _ in range(s.num_new)])
-    slots = first[0] if len(first) == 1 else np.concatenate(first)
-    np.floor_divide(slots, page_size, out=pages[:end], casting="unsafe")
-    return end
-
-
 def _fill_choice(get: Callable[[str], np.ndarray], batch: Batch, choice: Choice) -> None:
     """Temperature and noise of the asked rows; where each draft hangs, and under which of its rows each node."""
     if choice.draws:
@@ -260,11 +255,13 @@ def _fill_choice(get: Callable[[str], np.ndarray], batch: Batch, choice: Choice)
             get(name).view(np.float32)[rows] = getattr(choice, name)
         get("top_k")[rows] = choice.top_k
         get("seeds").view(np.uint32)[:, rows] = choice.seeds.T
-    nodes = choice.nodes
+    nodes = np.array(choice.nodes)
     get("nodes")[: len(nodes)] = nodes
-    get("root")[: len(nodes)] = [s.stop - 1 - max(n, 0) for s, n in zip(batch.segments, nodes, strict=True)]
+    get("root")[: len(nodes)] = get("stop")[: len(nodes)] - 1 - np.maximum(nodes, 0)
+    if max(choice.nodes, default=0) < 1:
+        return
     parent = get("parent")
-    for segment, n in zip(batch.segments, nodes, strict=True):
+    for segment, n in zip(batch.segments, choice.nodes, strict=True):
         if n > 0 and segment.grown < 0:
             known = range(n) if segment.parents is None else segment.parents[-n:] - (len(segment.parents) - n - 1)
             parent[segment.stop - n : segment.stop] = known
