@@ -508,11 +508,13 @@ def test_steps_that_wait_for_prompts_tell_nothing_about_others() -> None:
     for i in range(200):
         times = StepTimes(0, 0, 0, 0, 0, 8 * (i % 2), 2 * plain, produced=1, asked=[{}], drafted=[0])
         p.learn(times, [request], [Verdict([], 0)])
+    p.release(request)
     assert (p.periods.of(None, 1), p.periods.of(TREE, 1)) == (plain, tree)
     for _ in range(200):
         p.learn(
             StepTimes(0, 0, 0, 0, 0, 0, 2 * plain, produced=1, asked=[{}], drafted=[0]), [request], [Verdict([], 0)]
         )
+    p.release(request)
     assert p.periods.of(None, 1) > 1.9 * plain
 
 

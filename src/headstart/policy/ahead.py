@@ -26,9 +26,9 @@ from headstart.policy import Choices, Load, Proposals, StepTimes, Wish, Wishes
 from headstart.policy.explain import Explanation, Tried
 from headstart.policy.fixed import FixedPolicy
 from headstart.policy.outcomes import Guest, Outcomes
-from headstart.policy.periods import Mode, Periods, modes_of
+from headstart.policy.periods import Mode, Periods, is_wild, modes_of
 from headstart.policy.shares import Line, Share, heat_of
-from headstart.policy.stretches import Stretch
+from headstart.policy.stretches import Kind, Seen, Stretch
 
 EVERY = 16  # steps for which a decision holds,
 SOON = 4  # and where requests are new
@@ -111,7 +111,7 @@ class AheadPolicy:
         self._answers: list[Wishes] = []  # and what was wished for them,
         self._drafts = False  # if anything was
         self._company = 0  # at the last decision
-        self._stretch = Stretch()
+        self._stretch, self._seen = Stretch(), Seen()
         self._kind: tuple[int, dict[int, int]] | None = None  # of the last step: how many there were, and who drafted,
         self._period = 0.0  # and how long it took, where that is to be learned if the next is of its kind
         self._time, self._cost = 1.0, USUAL  # seconds saved up for decisions, and those that one takes
@@ -256,7 +256,7 @@ class AheadPolicy:
     def _decide(self, requests: Sequence[Request], guests: Sequence[Guest], load: Load) -> None:
         """Who drafts in the next steps, and how."""
         began, trial, second = self.clock(), self._trying, self._began
-        self._learn_stretch()
+        self._learn_seen()
         self.outcomes.digest(itertools.chain(guests, self._gone), self._ways, self._steps)
         self._gone.clear()
         self._reads.clear()
@@ -425,24 +425,25 @@ class AheadPolicy:
             alone = not any(times.asked) and self._common is None and len(requests)  # nobody drafts
             self._arrival = self._receive(self._arrival, times, len(requests)) if alone else None
         if stretch.counts:
-            stretch.note(times.drafted, verdicts)
+            stretch.note(verdicts)
+            self._seen.count(stretch, times.drafted)
         if times.num_prefill_tokens or not requests:
             self._kind = None
             return
         before, self._kind = self._kind, (stretch.company, stretch.counts)
-        stretch.add(period, times.policy, times.produced)
+        plain = self.periods.of(None, stretch.company)
+        self._seen.add(period, times.policy, times.produced, stretch.company * period / plain)
         self._last = stretch.company
         self.plain_steps += not stretch.counts
         same = self._kind == before and self._steps > 1 and not stretch.reads_on
         if same and self._period:  # nobody came on either side of it: to launch what is new takes the host longer
-            stretch.usual = stretch.usual or self.periods.step(*self._most(stretch), stretch.company)
-            stretch.tell(self._period)
+            self._tell(stretch.kind, self._period)
         self._period = period if same else 0.0
 
     def _begin(self, times: StepTimes, requests: Sequence[Request]) -> Stretch:
         """A step that does not repeat the last one."""
-        self._learn_stretch()
-        stretch = self._stretch = Stretch(times.asked, len(requests))
+        company = len(requests)
+        stretch = self._stretch = Stretch(times.asked, company, (None, 0, company))
         if any(times.asked):
             ways = list(map(self._told.get, map(id, times.asked)))
             if None in ways:
@@ -455,32 +456,39 @@ class AheadPolicy:
     def _is_sole(self, way: int | None) -> bool:
         return way is not None and self._ways[way].drafter in SOLE
 
-    def _most(self, stretch: Stretch) -> tuple[Mode | None, int]:
-        """How most of them drafted, and how many."""
-        way = max(stretch.counts, key=lambda w: stretch.counts[w], default=None)
-        return (None, 0) if way is None else (self._ways[way], stretch.counts[way])
+    def _tell(self, kind: Kind, seconds: float) -> None:
+        """So long did a step of this kind take."""
+        usual = self._seen.usual
+        if kind not in usual:
+            usual[kind] = self.periods.step(*self._named(kind))
+        if not is_wild(seconds, usual[kind]):
+            self._seen.tell(kind, seconds)
 
-    def _learn_stretch(self) -> None:
-        """What its steps took and brought."""
-        stretch = self._stretch
-        for way, nodes in stretch.nodes.items():
+    def _named(self, kind: Kind) -> tuple[Mode | None, int, int]:
+        way, count, company = kind
+        return (None if way is None else self._ways[way]), count, company
+
+    def _learn_seen(self) -> None:
+        """What steps took and brought since the last time."""
+        seen, self._seen = self._seen, Seen()
+        for way, (steps, nodes) in seen.drafts.items():
             book = self._books.setdefault(self._ways[way].drafter, [0, 0])
-            book[0], book[1] = book[0] + stretch.notes, book[1] + nodes
+            book[0], book[1] = book[0] + steps, book[1] + nodes
             self._heard[self._ways[way].drafter] = self._now
-        if stretch.told:
-            self.periods.learn(*self._most(stretch), stretch.company, stretch.took / stretch.told, stretch.told)
-        if steps := stretch.steps:
-            plain, left = self.periods.of(None, stretch.company), 0.99**steps
-            self.yields.add(stretch.company * stretch.seconds / plain, stretch.produced, steps)
-            self._shares = [left * self._shares[0] + stretch.deciding, left * self._shares[1] + stretch.seconds]
-        stretch.clear()
+        for kind, (count, seconds) in seen.told.items():
+            self.periods.learn(*self._named(kind), seconds / count, int(count))
+        if seen.steps:
+            left = 0.99**seen.steps
+            self.yields.add(seen.expected, seen.produced, seen.steps)
+            self._shares = [left * self._shares[0] + seen.deciding, left * self._shares[1] + seen.seconds]
 
     def release(self, request: Request) -> None:
         if request.finish_reason in ("stop", "length") and not self.rehearses:
             self._tokens += 0.05 * (request.num_output - self._tokens)
         if (guest := self._guests.pop(request.id, None)) is not None:
             self._gone.append(guest)
-        self._learn_stretch()
+        if not self._guests:  # so that it is told, too, if nobody else comes
+            self._learn_seen()
 
     # ------------------------------------------------------------------ why
     def plain_seconds(self, company: int, context: float = 0.0) -> float:

@@ -1,17 +1,21 @@
-"""Steps that repeat one another: what they took and brought is learned for all of them together.
+"""Steps that repeat one another, and what was seen of steps since it was last learned from.
 
-A step of a millisecond leaves no time to learn from each by itself, so only sums are taken.
+A step of a millisecond leaves no time to learn from each by itself, so only sums are taken, until the next decision needs them.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from headstart.core import Verdict
 from headstart.policy import Wishes
 from headstart.policy.outcomes import NOTHING, Guest, Tally
-from headstart.policy.periods import is_wild
+
+Kind = tuple[
+    int | None, int, int
+]  # how most of the requests draft, how many of them do, and how many requests there are
 
 
 @dataclass
@@ -20,20 +24,11 @@ class Stretch:
 
     asked: Sequence[Wishes] | None = None  # what drafters were asked for, for each request
     company: int = 0
-    usual: float = 0.0  # seconds of such a step, as was thought
+    kind: Kind = (None, 0, 0)
     counts: dict[int, int] = field(default_factory=dict)  # for how many there are drafts, by their way
     reads_on: bool = False  # a head only reads on for somebody
     ways: list[int | None] = field(default_factory=list)  # of each request,
     tallies: list[Tally] = field(default_factory=list)  # and where it is written down what its drafts bring
-    # ------------------------------------------------------------------ what was not learned yet
-    notes: int = 0  # steps with drafts,
-    nodes: dict[int, int] = field(default_factory=dict)  # and how many these had, by way
-    steps: int = 0  # without prompts,
-    seconds: float = 0.0
-    deciding: float = 0.0  # seconds of them
-    produced: int = 0  # tokens
-    told: int = 0  # steps that tell how long such steps take,
-    took: float = 0.0  # and their seconds
 
     def begin(self, ways: list[int | None], guests: Sequence[Guest | None]) -> None:
         """So each request drafts."""
@@ -43,31 +38,53 @@ class Stretch:
             nowhere if way is None or guest is None else guest.logs[way]
             for way, guest in zip(ways, guests, strict=True)
         ]
+        if self.counts:
+            most = max(self.counts, key=lambda way: self.counts[way])
+            self.kind = most, self.counts[most], self.company
 
-    def note(self, sizes: Sequence[int], verdicts: Sequence[Verdict]) -> None:
+    def note(self, verdicts: Sequence[Verdict]) -> None:
         """Write down what drafts brought. It runs in every step, so it does no more than it must."""
         for tally, verdict in zip(self.tallies, verdicts, strict=True):
             tally[len(verdict.accepted)] += 1
-        self.notes += 1
-        if len(self.counts) == 1:
-            (way,) = self.counts
-            self.nodes[way] = self.nodes.get(way, 0) + sum(sizes)
+
+
+@dataclass
+class Seen:
+    """What was not learned yet."""
+
+    steps: int = 0  # without prompts,
+    seconds: float = 0.0
+    deciding: float = 0.0  # seconds of them
+    produced: int = 0  # tokens,
+    expected: float = 0.0  # and those of plain steps in the same time
+    drafts: defaultdict[int, list[int]] = field(
+        default_factory=lambda: defaultdict(lambda: [0, 0])
+    )  # steps and nodes, by way
+    told: defaultdict[Kind, list[float]] = field(
+        default_factory=lambda: defaultdict(lambda: [0, 0.0])
+    )  # steps, seconds
+    usual: dict[Kind, float] = field(default_factory=dict)  # seconds of such a step, as was thought
+
+    def count(self, stretch: Stretch, sizes: Sequence[int]) -> None:
+        """Drafts were so large."""
+        if len(stretch.counts) == 1:
+            self._count(stretch.kind[0], sum(sizes))
             return
-        for own, size in zip(self.ways, sizes, strict=True):
-            if own is not None:
-                self.nodes[own] = self.nodes.get(own, 0) + size
+        for way in stretch.counts:
+            self._count(way, sum([n for own, n in zip(stretch.ways, sizes, strict=True) if own == way]))
 
-    def add(self, seconds: float, deciding: float, produced: int) -> None:
-        self.steps, self.seconds = self.steps + 1, self.seconds + seconds
-        self.deciding, self.produced = self.deciding + deciding, self.produced + produced
+    def _count(self, way: int | None, nodes: int) -> None:
+        if way is not None:
+            book = self.drafts[way]
+            book[0] += 1
+            book[1] += nodes
 
-    def tell(self, seconds: float) -> None:
+    def add(self, seconds: float, deciding: float, produced: int, expected: float) -> None:
+        self.steps, self.seconds, self.deciding = self.steps + 1, self.seconds + seconds, self.deciding + deciding
+        self.produced, self.expected = self.produced + produced, self.expected + expected
+
+    def tell(self, kind: Kind, seconds: float) -> None:
         """A step that nothing came before or behind, and so long did it take."""
-        if not is_wild(seconds, self.usual):
-            self.told, self.took = self.told + 1, self.took + seconds
-
-    def clear(self) -> None:
-        """All this was learned."""
-        self.notes = self.steps = self.produced = self.told = 0
-        self.seconds = self.deciding = self.took = 0.0
-        self.nodes.clear()
+        own = self.told[kind]
+        own[0] += 1
+        own[1] += seconds
