@@ -423,15 +423,17 @@ class Engine:
             return False
         if self._nobody_drafts:
             return True
-        alive = [p for p in flight.plan.ready if p.request.finish_reason is None]
-        ready = [p.request for p in alive]
+        going = [
+            p for p in flight.plan.ready if p.request.finish_reason is None and not self.scheduler.completes(p.request)
+        ]
+        ready = [p.request for p in going]
         load = Load(len(self.scheduler.running), len(self.scheduler.waiting), 0)
         clock.lap("host")
         wishes = self.policy.ask(ready, [{}] * len(ready), load)
         clock.lap("policy")
         if not self.drafting.anyone_reads and not any(wishes):
             return True
-        return all(self._may_go_on(p, own) for p, own in zip(alive, wishes, strict=True))
+        return all(self._may_go_on(p, own) for p, own in zip(going, wishes, strict=True))
 
     def _may_repeat(self, flight: Flight, clock: Clock) -> bool:
         """Is the next step this one over again? Nobody came or went, nobody's drafts change, and there is room."""
@@ -571,8 +573,7 @@ class Engine:
         left = self._left_behind
         cut: list[tuple[dict[str, Tree], str]] = []  # there was no room to ask for these
         clock.lap("host")
-        while any(wishes := self._wishes(plan, out, load, follows)):
-            clock.lap("policy")
+        while any(wishes := self._wishes(plan, out, load, follows, clock)):
             wishes = self._reserve(plan, wishes, follows)
             clock.lap("host")
             self.drafting.propose(
@@ -586,12 +587,11 @@ class Engine:
                     cut += [] if wish.nodes else [(own, name)]
             clock.lap("draft")
         if not (out.asked or self.policy.cuts):  # nobody drafts
-            clock.lap("policy")
             return out
         for own, name in cut:
             if not len(own[name]):
                 del own[name]
-        clock.lap("policy")
+        clock.lap("host")
         trees = out.whole() if out.mail else self.policy.choose(requests, out.proposals, load)
         clock.lap("host" if out.mail else "policy")
         if self.policy.cuts:
@@ -606,11 +606,12 @@ class Engine:
         """By the last forward, for drafters on the device."""
         return Left(self.runner.left, self._lines) if self.runner.left is not None else None
 
-    def _wishes(self, plan: Plan, out: Drafted, load: Load, follows: bool) -> list[Wishes]:
+    def _wishes(self, plan: Plan, out: Drafted, load: Load, follows: bool, clock: Clock) -> list[Wishes]:
         """Whom the policy wants to ask. Behind a step on its way, drafters that read along are asked in any case: what that
         step leaves for them is gone when the next one runs. One that rested joins in this step, and drafts from the next on."""
         requests = [p.request for p in plan.ready]
         wishes = self.policy.ask(requests, out.proposals, load)
+        clock.lap("policy")
         if any(out.proposals) or not self.drafting.taps:
             return wishes
         wishes = list(wishes)

@@ -71,9 +71,9 @@ def test_modes_change_and_heads_let_go_while_steps_are_on_their_way(monkeypatch)
     def decide(requests: Any, guests: Any, load: Any) -> None:
         turn = next(turns)
         policy._steps, policy._due = 0, 2
-        for r, guest in zip(requests, guests, strict=True):
+        for r in requests:
             modes = [MODES[1:], [MODES[1], MODES[0], None], [MODES[0], None, None]][r.seed]
-            policy._set(guest, modes[turn - 1], 9)
+            policy._set(r, modes[turn - 1], 9)
 
     monkeypatch.setattr(policy, "_decide", decide)
     monkeypatch.setattr(policy, "enlist", lambda request, load: request.seed != 2)

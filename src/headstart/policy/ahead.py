@@ -11,6 +11,7 @@ it, and where it would pay again it joins, and has missed what came in between.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import math
@@ -32,7 +33,12 @@ from headstart.policy.stretches import Kind, Seen, Stretch
 
 EVERY = 16  # steps for which a decision holds,
 SOON = 4  # and where requests are new
-DECIDING = 0.003  # share of the time that decisions may take: with many requests, they are taken less often
+DECIDING = 0.008  # share of the time that decisions may take, and all that is asked and learned in between,
+AT_LEAST = 0.001  # and that of decisions alone, whatever the rest takes: with many requests, they are taken less often
+LEARNING = (
+    0.002  # share of the time that looking at what drafts brought may take: of many steps, some are not looked at;
+)
+ANEW, AGAIN = 0.04, 0.012  # of a decision, what that takes for a step, and for one that repeats it
 USUAL = 2e-4  # seconds of a decision, at first,
 OWED = 1  # decisions for which the time may be saved up behind them,
 LONGER = 1.5  # and how many times the last one it may be: what takes much longer was held up by something else
@@ -95,6 +101,7 @@ class AheadPolicy:
         self.plain_steps = 0
         self.yields = Share(0.03)  # tokens that came, of those that plain steps would have brought in the same time
         self._guests: dict[str, Guest] = {}
+        self._plans: dict[str, Wishes] = {}  # of those that somebody has thought about: what is wished for them
         self._gone: list[Guest] = []  # whose last drafts still tell something
         self._ways: list[Mode] = []  # all that were ever chosen: logs have their numbers
         self._told: dict[int, int] = {}  # wishes, by identity, and the number of their mode
@@ -112,9 +119,11 @@ class AheadPolicy:
         self._drafts = False  # if anything was
         self._company = 0  # at the last decision
         self._stretch, self._seen = Stretch(), Seen()
-        self._kind: tuple[int, dict[int, int]] | None = None  # of the last step: how many there were, and who drafted,
+        self._kind: Kind | None = None  # of the last step, where that is known,
         self._period = 0.0  # and how long it took, where that is to be learned if the next is of its kind
-        self._time, self._cost = 1.0, USUAL  # seconds saved up for decisions, and those that one takes
+        self._time, self._cost = 1.0, USUAL  # seconds saved up for decisions, and those that one takes,
+        self._decided = 0.0  # and those of the last ones, of which the engine has not told yet
+        self._lessons = 0.0  # seconds saved up for learning what drafts bring
         self._reads: dict[tuple[Any, ...], tuple[bool, float]] = {}  # reading such prompts pays, and takes
         self._reading, self._hoped = 0.0, 0  # seconds saved up for reading others, and how many were read,
         self._arrival: Newcomers | None = None  # the last of them, and of those that nobody reads;
@@ -210,8 +219,14 @@ class AheadPolicy:
     def ask(self, requests: Sequence[Request], proposals: Sequence[Proposals], load: Load) -> list[Wishes]:
         if any(proposals) or not (self.periods.known or self.rehearses):
             return [{} for _ in requests]
-        if not requests or (self.holds() and requests == self._asked):
-            return self._answers if requests else []
+        if not requests:
+            return []
+        if self.holds():
+            if requests == self._asked:
+                return self._answers
+            plans = self._plans
+            with contextlib.suppress(KeyError):  # somebody is new
+                return self._answer(requests, [plans[r.id] for r in requests])
         guests = [self._guests.get(r.id) or self._guest(r) for r in requests]
         new = [r for r, g in zip(requests, guests, strict=True) if not g.decided]
         if load.room > 0 and (
@@ -222,9 +237,11 @@ class AheadPolicy:
                 self._decide(requests, guests, load)
             elif new:
                 self._settle_in(new, len(requests), load)
-        self._asked, self._answers = list(requests), [g.wishes for g in guests]
-        self._drafts = any(self._answers)
-        return self._answers
+        return self._answer(requests, [g.wishes for g in guests])
+
+    def _answer(self, requests: Sequence[Request], wishes: list[Wishes]) -> list[Wishes]:
+        self._asked, self._answers, self._drafts = list(requests), wishes, any(wishes)
+        return wishes
 
     def _settle_in(self, new: Sequence[Request], company: int, load: Load) -> None:
         """Newcomers that a head has read draft as the others do, until it is decided for them, or to find out if it pays."""
@@ -236,22 +253,23 @@ class AheadPolicy:
             chosen = {i: common for i, names in heads.items() if common.drafter in names}
         else:
             chosen = self._trial(guests, heads, company, load) if not self._trying else {}
-        for i, (guest, nodes) in enumerate(zip(guests, most, strict=True)):
-            self._set(guest, chosen.get(i), nodes)
+        for i, (request, nodes) in enumerate(zip(new, most, strict=True)):
+            self._set(request, chosen.get(i), nodes)
         self._due = min(self._due, self._steps + SOON)
 
-    def _set(self, guest: Guest, mode: Mode | None, most: int) -> None:
+    def _set(self, request: Request, mode: Mode | None, most: int) -> None:
         """It drafts like this, within what it may have."""
+        guest = self._guests[request.id]
         mode = mode if mode is None or most >= mode.nodes else _smaller(mode, most)
         guest.mode, guest.decided = mode, True
         if mode is None:
-            guest.wishes = {}
+            guest.wishes = self._plans[request.id] = {}
             return
         if mode not in self._wishes:
             self._wishes[mode] = {mode.drafter: Wish(mode.nodes, mode.depth)}
             self._told[id(self._wishes[mode])] = len(self._ways)
             self._ways.append(mode)
-        guest.wishes = self._wishes[mode]
+        guest.wishes = self._plans[request.id] = self._wishes[mode]
 
     def _decide(self, requests: Sequence[Request], guests: Sequence[Guest], load: Load) -> None:
         """Who drafts in the next steps, and how."""
@@ -269,12 +287,13 @@ class AheadPolicy:
         else:
             before, chosen = self._way, self._choose(guests, able, load)
             self._began = self._way not in (None, before) and not second
-        for i, (guest, nodes) in enumerate(zip(guests, most, strict=True)):
-            self._set(guest, chosen.get(i), nodes)
+        for i, (request, guest, nodes) in enumerate(zip(requests, guests, most, strict=True)):
+            self._set(request, chosen.get(i), nodes)
             if guest.mode is None:
                 for known in guest.owns.values():
                     known.fade()
-        self._cost = min(self.clock() - began, LONGER * self._cost)
+        took = self.clock() - began
+        self._cost, self._decided = min(took, LONGER * self._cost), self._decided + took
         if not self.rehearses and not trial:  # which has paid for it
             self._time = max(min(self._time, 2 * self._cost) - self._cost, -OWED * self._cost)
 
@@ -415,43 +434,54 @@ class AheadPolicy:
             return
         self._steps, self._now, period = self._steps + 1, self._now + 1, times.period
         self._purse += PROBES * period
-        self._time += DECIDING * period
-        self._reading += READING * period
+        self._time += max(AT_LEAST * period, DECIDING * period - max(0.0, times.policy - self._decided))
+        self._reading, self._decided = self._reading + READING * period, 0.0
         if self._bill is not None:
             self._watch(self._bill, times, len(requests))
-        goes_on = times.asked is self._stretch.asked
-        stretch = self._stretch if goes_on else self._begin(times, requests)
+        if times.asked is not self._stretch.asked:
+            self._stretch = Stretch.of(times.asked, len(requests))
+        stretch = self._stretch
         if self._arrival is not None:
-            alone = not any(times.asked) and self._common is None and len(requests)  # nobody drafts
+            alone = not stretch.drafts and self._common is None and len(requests)  # nobody drafts
             self._arrival = self._receive(self._arrival, times, len(requests)) if alone else None
-        if stretch.counts:
-            stretch.note(verdicts)
-            self._seen.count(stretch, times.drafted)
+        if stretch.drafts:
+            self._study(stretch, times, requests, verdicts)
         if times.num_prefill_tokens or not requests:
             self._kind = None
             return
-        before, self._kind = self._kind, (stretch.company, stretch.counts)
+        before, self._kind = self._kind, stretch.kind
         plain = self.periods.of(None, stretch.company)
         self._seen.add(period, times.policy, times.produced, stretch.company * period / plain)
         self._last = stretch.company
-        self.plain_steps += not stretch.counts
-        same = self._kind == before and self._steps > 1 and not stretch.reads_on
-        if same and self._period:  # nobody came on either side of it: to launch what is new takes the host longer
-            self._tell(stretch.kind, self._period)
+        self.plain_steps += not stretch.drafts
+        same = self._kind == before and self._steps > 1
+        if (
+            same and before is not None and self._period
+        ):  # nobody came on either side of it: to launch what is new takes the host longer
+            self._tell(before, self._period)
         self._period = period if same else 0.0
 
-    def _begin(self, times: StepTimes, requests: Sequence[Request]) -> Stretch:
-        """A step that does not repeat the last one."""
-        company = len(requests)
-        stretch = self._stretch = Stretch(times.asked, company, (None, 0, company))
-        if any(times.asked):
-            ways = list(map(self._told.get, map(id, times.asked)))
-            if None in ways:
-                stretch.reads_on = any(asked for way, asked in zip(ways, times.asked, strict=True) if way is None)
-            if 0 in times.drafted:  # a head that gives none could not be asked
-                ways = [w if n or self._is_sole(w) else None for w, n in zip(ways, times.drafted, strict=True)]
-            stretch.begin(ways, [self._guests.get(r.id) for r in requests])
-        return stretch
+    def _study(
+        self, stretch: Stretch, times: StepTimes, requests: Sequence[Request], verdicts: Sequence[Verdict]
+    ) -> None:
+        """Write down what drafts brought, as far as the time for that was saved up. A trial is always looked at, and so is a
+        beginning."""
+        self._lessons = min(self._lessons + LEARNING * times.period, EVERY * LEARNING * times.period)
+        if self._lessons < 0 and self._bill is None and not self._began:
+            return
+        self._lessons -= self._cost * (AGAIN if stretch.begun else ANEW)
+        if not stretch.begun:
+            self._begin(stretch, times, requests)
+        stretch.note(verdicts)
+        self._seen.count(stretch, times.drafted)
+
+    def _begin(self, stretch: Stretch, times: StepTimes, requests: Sequence[Request]) -> None:
+        """Who drafts in these steps, and how."""
+        ways = list(map(self._told.get, map(id, times.asked)))
+        reads_on = None in ways and any(asked for way, asked in zip(ways, times.asked, strict=True) if way is None)
+        if 0 in times.drafted:  # a head that gives none could not be asked
+            ways = [w if n or self._is_sole(w) else None for w, n in zip(ways, times.drafted, strict=True)]
+        stretch.begin(ways, [self._guests.get(r.id) for r in requests], reads_on)
 
     def _is_sole(self, way: int | None) -> bool:
         return way is not None and self._ways[way].drafter in SOLE
@@ -485,6 +515,7 @@ class AheadPolicy:
     def release(self, request: Request) -> None:
         if request.finish_reason in ("stop", "length") and not self.rehearses:
             self._tokens += 0.05 * (request.num_output - self._tokens)
+        self._plans.pop(request.id, None)
         if (guest := self._guests.pop(request.id, None)) is not None:
             self._gone.append(guest)
         if not self._guests:  # so that it is told, too, if nobody else comes

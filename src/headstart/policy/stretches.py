@@ -13,9 +13,7 @@ from headstart.core import Verdict
 from headstart.policy import Wishes
 from headstart.policy.outcomes import NOTHING, Guest, Tally
 
-Kind = tuple[
-    int | None, int, int
-]  # how most of the requests draft, how many of them do, and how many requests there are
+Kind = tuple[int | None, int, int]  # the way in which most requests draft, how many draft so, and how many there are
 
 
 @dataclass
@@ -24,23 +22,29 @@ class Stretch:
 
     asked: Sequence[Wishes] | None = None  # what drafters were asked for, for each request
     company: int = 0
-    kind: Kind = (None, 0, 0)
+    drafts: bool = False  # they were asked for something
+    kind: Kind | None = None  # of its steps; None: it is not known, or a head only reads on for somebody
+    begun: bool = False  # what follows is known: it is found out when it is needed
     counts: dict[int, int] = field(default_factory=dict)  # for how many there are drafts, by their way
-    reads_on: bool = False  # a head only reads on for somebody
     ways: list[int | None] = field(default_factory=list)  # of each request,
     tallies: list[Tally] = field(default_factory=list)  # and where it is written down what its drafts bring
 
-    def begin(self, ways: list[int | None], guests: Sequence[Guest | None]) -> None:
-        """So each request drafts."""
-        self.ways, nowhere = ways, NOTHING.copy()
+    @staticmethod
+    def of(asked: Sequence[Wishes], company: int) -> Stretch:
+        drafts = any(asked)
+        return Stretch(asked, company, drafts, None if drafts else (None, 0, company))
+
+    def begin(self, ways: list[int | None], guests: Sequence[Guest | None], reads_on: bool = False) -> None:
+        """So each request drafts; or a head only reads on for somebody."""
+        self.begun, self.ways, nowhere = True, ways, NOTHING.copy()
         self.counts = {way: ways.count(way) for way in set(ways) if way is not None}
         self.tallies = [
             nowhere if way is None or guest is None else guest.logs[way]
             for way, guest in zip(ways, guests, strict=True)
         ]
-        if self.counts:
-            most = max(self.counts, key=lambda way: self.counts[way])
-            self.kind = most, self.counts[most], self.company
+        if not reads_on:
+            most = max(self.counts, key=lambda way: self.counts[way], default=None)
+            self.kind = most, self.counts[most] if most is not None else 0, self.company
 
     def note(self, verdicts: Sequence[Verdict]) -> None:
         """Write down what drafts brought. It runs in every step, so it does no more than it must."""
@@ -67,17 +71,12 @@ class Seen:
 
     def count(self, stretch: Stretch, sizes: Sequence[int]) -> None:
         """Drafts were so large."""
-        if len(stretch.counts) == 1:
-            self._count(stretch.kind[0], sum(sizes))
-            return
+        alone = len(stretch.counts) == 1
         for way in stretch.counts:
-            self._count(way, sum([n for own, n in zip(stretch.ways, sizes, strict=True) if own == way]))
-
-    def _count(self, way: int | None, nodes: int) -> None:
-        if way is not None:
+            own = sizes if alone else [n for other, n in zip(stretch.ways, sizes, strict=True) if other == way]
             book = self.drafts[way]
             book[0] += 1
-            book[1] += nodes
+            book[1] += sum(own)
 
     def add(self, seconds: float, deciding: float, produced: int, expected: float) -> None:
         self.steps, self.seconds, self.deciding = self.steps + 1, self.seconds + seconds, self.deciding + deciding
