@@ -17,7 +17,7 @@ from headstart import rehearse
 from headstart.config import parse_speculative
 from headstart.core import Request, SamplingParams, Verdict
 from headstart.policy import Load, StepTimes
-from headstart.policy.ahead import ANEW, EVERY, LEARNING, PROBES, AheadPolicy
+from headstart.policy.ahead import EVERY, PROBES, AheadPolicy
 from headstart.policy.periods import Mode, Periods, modes_of
 from headstart.policy.store import Store
 from headstart.shapes import within
@@ -228,11 +228,10 @@ def test_what_steps_take_is_not_learned_where_the_host_gets_newcomers_ready() ->
         assert p.periods.of(mode, 16) == pytest.approx(seconds(mode, 16, 16), rel=0.05)
 
 
-def steps_of(took: list[float], repeat: bool, cost: float = 0.0) -> AheadPolicy:
+def steps_of(took: list[float], repeat: bool) -> AheadPolicy:
     """A policy for whose two requests chains of 2 brought one token each, in steps that took so long; after the first one the
-    others repeat it, or not. A decision takes `cost`."""
+    others repeat it, or not."""
     p = policy()
-    p._cost = cost
     requests = [Device._request("code", i, 1 << 20) for i in range(2)]
     for r in requests:
         p.enlist(r, Load(2, 0, 0))
@@ -264,29 +263,6 @@ def test_steps_that_repeat_one_another_are_learned_together_as_one_by_one() -> N
         p.outcomes.digest(p._gone, p._ways, len(took))
     general = [p.outcomes.general(CHAIN, 0) for p in (one, all_)]
     assert general[0] == pytest.approx(general[1]) and general[0][0] > 0.9 and general[0][1] < 0.1
-
-
-def test_where_looking_at_drafts_takes_too_long_some_steps_are_not_looked_at() -> None:
-    usual, steps, cost = seconds(CHAIN, 2, 2), 400, 1e-3
-    all_, some = steps_of([usual] * steps, False), steps_of([usual] * steps, False, cost)
-    seen = some.explain().drafters["eagle3"].asked
-    assert all_.explain().drafters["eagle3"].asked == steps
-    assert 10 < seen <= 1 + steps * LEARNING * usual / (ANEW * cost)
-    for p in (all_, some):
-        p.outcomes.digest(p._gone, p._ways, steps)
-    assert some.outcomes.general(CHAIN, 0) == pytest.approx(all_.outcomes.general(CHAIN, 0), abs=0.1)
-
-
-def test_decisions_get_what_asking_and_learning_leave_and_at_least_their_share() -> None:
-    def count(share: float) -> int:
-        p = policy()
-        slow_clock(p, 5e-4)
-        learn = p.learn
-        p.learn = lambda times, *rest: learn(replace(times, policy=share * times.period + p._decided), *rest)
-        return decisions(p, 2000)
-
-    none, some, too_much, far_too_much = count(0.0), count(0.005), count(0.02), count(0.2)
-    assert none > 2 * some > 2 * too_much == 2 * far_too_much > 4
 
 
 def test_those_that_a_head_could_serve_one_day_are_read_now_and_then_beside_others_that_draft() -> None:

@@ -33,12 +33,7 @@ from headstart.policy.stretches import Kind, Seen, Stretch
 
 EVERY = 16  # steps for which a decision holds,
 SOON = 4  # and where requests are new
-DECIDING = 0.008  # share of the time that decisions may take, and all that is asked and learned in between,
-AT_LEAST = 0.001  # and that of decisions alone, whatever the rest takes: with many requests, they are taken less often
-LEARNING = (
-    0.002  # share of the time that looking at what drafts brought may take: of many steps, some are not looked at;
-)
-ANEW, AGAIN = 0.04, 0.012  # of a decision, what that takes for a step, and for one that repeats it
+DECIDING = 0.003  # share of the time that decisions may take: with many requests, they are taken less often
 USUAL = 2e-4  # seconds of a decision, at first,
 OWED = 1  # decisions for which the time may be saved up behind them,
 LONGER = 1.5  # and how many times the last one it may be: what takes much longer was held up by something else
@@ -121,9 +116,7 @@ class AheadPolicy:
         self._stretch, self._seen = Stretch(), Seen()
         self._kind: Kind | None = None  # of the last step, where that is known,
         self._period = 0.0  # and how long it took, where that is to be learned if the next is of its kind
-        self._time, self._cost = 1.0, USUAL  # seconds saved up for decisions, and those that one takes,
-        self._decided = 0.0  # and those of the last ones, of which the engine has not told yet
-        self._lessons = 0.0  # seconds saved up for learning what drafts bring
+        self._time, self._cost = 1.0, USUAL  # seconds saved up for decisions, and those that one takes
         self._reads: dict[tuple[Any, ...], tuple[bool, float]] = {}  # reading such prompts pays, and takes
         self._reading, self._hoped = 0.0, 0  # seconds saved up for reading others, and how many were read,
         self._arrival: Newcomers | None = None  # the last of them, and of those that nobody reads;
@@ -292,8 +285,7 @@ class AheadPolicy:
             if guest.mode is None:
                 for known in guest.owns.values():
                     known.fade()
-        took = self.clock() - began
-        self._cost, self._decided = min(took, LONGER * self._cost), self._decided + took
+        self._cost = min(self.clock() - began, LONGER * self._cost)
         if not self.rehearses and not trial:  # which has paid for it
             self._time = max(min(self._time, 2 * self._cost) - self._cost, -OWED * self._cost)
 
@@ -434,18 +426,19 @@ class AheadPolicy:
             return
         self._steps, self._now, period = self._steps + 1, self._now + 1, times.period
         self._purse += PROBES * period
-        self._time += max(AT_LEAST * period, DECIDING * period - max(0.0, times.policy - self._decided))
-        self._reading, self._decided = self._reading + READING * period, 0.0
+        self._time += DECIDING * period
+        self._reading += READING * period
         if self._bill is not None:
             self._watch(self._bill, times, len(requests))
         if times.asked is not self._stretch.asked:
-            self._stretch = Stretch.of(times.asked, len(requests))
+            self._stretch = self._begin(times, requests)
         stretch = self._stretch
         if self._arrival is not None:
             alone = not stretch.drafts and self._common is None and len(requests)  # nobody drafts
             self._arrival = self._receive(self._arrival, times, len(requests)) if alone else None
         if stretch.drafts:
-            self._study(stretch, times, requests, verdicts)
+            stretch.note(verdicts)
+            self._seen.count(stretch, times.drafted)
         if times.num_prefill_tokens or not requests:
             self._kind = None
             return
@@ -461,27 +454,17 @@ class AheadPolicy:
             self._tell(before, self._period)
         self._period = period if same else 0.0
 
-    def _study(
-        self, stretch: Stretch, times: StepTimes, requests: Sequence[Request], verdicts: Sequence[Verdict]
-    ) -> None:
-        """Write down what drafts brought, as far as the time for that was saved up. A trial is always looked at, and so is a
-        beginning."""
-        self._lessons = min(self._lessons + LEARNING * times.period, EVERY * LEARNING * times.period)
-        if self._lessons < 0 and self._bill is None and not self._began:
-            return
-        self._lessons -= self._cost * (AGAIN if stretch.begun else ANEW)
-        if not stretch.begun:
-            self._begin(stretch, times, requests)
-        stretch.note(verdicts)
-        self._seen.count(stretch, times.drafted)
-
-    def _begin(self, stretch: Stretch, times: StepTimes, requests: Sequence[Request]) -> None:
-        """Who drafts in these steps, and how."""
-        ways = list(map(self._told.get, map(id, times.asked)))
-        reads_on = None in ways and any(asked for way, asked in zip(ways, times.asked, strict=True) if way is None)
-        if 0 in times.drafted:  # a head that gives none could not be asked
-            ways = [w if n or self._is_sole(w) else None for w, n in zip(ways, times.drafted, strict=True)]
-        stretch.begin(ways, [self._guests.get(r.id) for r in requests], reads_on)
+    def _begin(self, times: StepTimes, requests: Sequence[Request]) -> Stretch:
+        """A step that does not repeat the last one."""
+        stretch = Stretch(times.asked, len(requests), any(times.asked), (None, 0, len(requests)))
+        if stretch.drafts:
+            ways = list(map(self._told.get, map(id, times.asked)))
+            if None in ways and any(asked for way, asked in zip(ways, times.asked, strict=True) if way is None):
+                stretch.kind = None
+            if 0 in times.drafted:  # a head that gives none could not be asked
+                ways = [w if n or self._is_sole(w) else None for w, n in zip(ways, times.drafted, strict=True)]
+            stretch.begin(ways, [self._guests.get(r.id) for r in requests])
+        return stretch
 
     def _is_sole(self, way: int | None) -> bool:
         return way is not None and self._ways[way].drafter in SOLE

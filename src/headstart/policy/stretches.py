@@ -23,28 +23,22 @@ class Stretch:
     asked: Sequence[Wishes] | None = None  # what drafters were asked for, for each request
     company: int = 0
     drafts: bool = False  # they were asked for something
-    kind: Kind | None = None  # of its steps; None: it is not known, or a head only reads on for somebody
-    begun: bool = False  # what follows is known: it is found out when it is needed
+    kind: Kind | None = None  # of its steps; None: a head only reads on for somebody
     counts: dict[int, int] = field(default_factory=dict)  # for how many there are drafts, by their way
     ways: list[int | None] = field(default_factory=list)  # of each request,
     tallies: list[Tally] = field(default_factory=list)  # and where it is written down what its drafts bring
 
-    @staticmethod
-    def of(asked: Sequence[Wishes], company: int) -> Stretch:
-        drafts = any(asked)
-        return Stretch(asked, company, drafts, None if drafts else (None, 0, company))
-
-    def begin(self, ways: list[int | None], guests: Sequence[Guest | None], reads_on: bool = False) -> None:
-        """So each request drafts; or a head only reads on for somebody."""
-        self.begun, self.ways, nowhere = True, ways, NOTHING.copy()
+    def begin(self, ways: list[int | None], guests: Sequence[Guest | None]) -> None:
+        """So each request drafts."""
+        self.ways, nowhere = ways, NOTHING.copy()
         self.counts = {way: ways.count(way) for way in set(ways) if way is not None}
         self.tallies = [
             nowhere if way is None or guest is None else guest.logs[way]
             for way, guest in zip(ways, guests, strict=True)
         ]
-        if not reads_on:
-            most = max(self.counts, key=lambda way: self.counts[way], default=None)
-            self.kind = most, self.counts[most] if most is not None else 0, self.company
+        if self.kind is not None and self.counts:
+            most = max(self.counts, key=lambda way: self.counts[way])
+            self.kind = most, self.counts[most], self.company
 
     def note(self, verdicts: Sequence[Verdict]) -> None:
         """Write down what drafts brought. It runs in every step, so it does no more than it must."""
