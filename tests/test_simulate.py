@@ -19,7 +19,11 @@ from headstart.policy.costs import Costs, Work
 from headstart.policy.fixed import FixedPolicy
 from headstart.policy.goodput import GoodputPolicy
 from headstart.policy.recording import Recording
-from headstart.simulate import PRESETS, Answers, Entrant, Machine, Outcome, Setting, compare, read_machine
+from headstart.simulate.answers import Answers
+from headstart.simulate.entrants import Entrant
+from headstart.simulate.machines import PRESETS, Machine, read_machine
+from headstart.simulate.many import compare
+from headstart.simulate.replay import Outcome, Setting
 from headstart.traffic import Arrival, Seen, Skill, Trace, header, read_trace, synthesise, to_line, write_trace
 from tests import harness, tiny
 
@@ -290,7 +294,7 @@ def test_the_command_prints_a_table_and_the_same_numbers_each_time():
         (("--synthetic", "1", "--trace", "x"), "--trace FILE or --synthetic"),
         (("--trace", "none.jsonl"), "cannot be read"),
         (("--synthetic", "1", "--costs", "cray"), "cpu, gpu, node"),
-        (("--synthetic", "1", "--policy", "clever"), "expected none, adaptive"),
+        (("--synthetic", "1", "--policy", "clever"), "expected none, auto"),
         (("--synthetic", "1", "--policy", "fixed:ngram:99"), "at most 16"),
         (
             ("--synthetic", "1", "--policy", "adaptive,fixed:medusa:3"),

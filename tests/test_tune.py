@@ -23,7 +23,7 @@ from headstart.policy import Errand, StepTimes
 from headstart.policy.costs import Costs, Work
 from headstart.policy.periods import Mode, Periods
 from headstart.scheduler import Plan
-from headstart.simulate import Machine, read_machine
+from headstart.simulate.machines import Machine, read_machine
 from headstart.traffic import Arrival, Seen, Trace, write_trace
 from tests import tiny
 

@@ -16,10 +16,9 @@ from headstart.core import Request, RequestSpeculation, SamplingParams
 from headstart.engine import Engine
 from headstart.policy.ahead import AheadPolicy
 from headstart.policy.costs import are_alike
-from headstart.policy.periods import Mode
+from headstart.policy.periods import COMPANIES, Mode
 from headstart.progress import bar, note
 
-COMPANIES = (1, 2, 4, 8, 16, 32, 64)
 PROMPT, PATTERN = 64, 8  # tokens of a made-up text, and after how many it repeats itself
 WARM, TIMED = 9, 15  # steps before and while times are taken
 SOME = 4  # steps after which a mode has met all that it makes on first use

@@ -25,7 +25,11 @@ from headstart.drafters import WEIGHTLESS
 from headstart.errors import BadInput
 from headstart.policy.periods import Mode
 from headstart.shapes import GROWN
-from headstart.simulate import DEEPEST, Entrant, Machine, Setting, compare
+from headstart.simulate.answers import DEEPEST
+from headstart.simulate.entrants import Entrant
+from headstart.simulate.machines import Machine
+from headstart.simulate.many import compare
+from headstart.simulate.replay import Setting
 from headstart.traffic import Trace
 
 if TYPE_CHECKING:

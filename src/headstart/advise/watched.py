@@ -24,7 +24,7 @@ from headstart.policy import Errand, StepTimes
 from headstart.policy.costs import Costs, Work
 from headstart.policy.periods import Mode, Periods
 from headstart.scheduler import Plan
-from headstart.simulate import Machine
+from headstart.simulate.machines import Machine
 from headstart.traffic import Arrival, Trace, read_trace
 
 if TYPE_CHECKING:

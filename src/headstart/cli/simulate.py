@@ -12,7 +12,10 @@ from headstart.errors import BadInput
 from headstart.progress import bar, set_quiet
 
 if TYPE_CHECKING:
-    from headstart.simulate import Entrant, Machine, Outcome, Setting, Summary
+    from headstart.simulate.entrants import Entrant
+    from headstart.simulate.machines import Machine
+    from headstart.simulate.many import Summary
+    from headstart.simulate.replay import Outcome, Setting
     from headstart.traffic import Trace
 
 PATIENCE = 2.0  # seconds after which progress is shown
@@ -32,9 +35,9 @@ def simulate(
         str,
         option(
             "--policy",
-            help="none, adaptive, adaptive:NAME+NAME, fixed:NAME:TOKENS, goodput:NAME:TOKENS; several with commas.",
+            help="none, auto, adaptive, ahead, auto:NAME+NAME, fixed:NAME:TOKENS, goodput:NAME:TOKENS; several with commas.",
         ),
-    ] = "adaptive",
+    ] = "auto",
     max_num_seqs: Annotated[int, option("--max-num-seqs", help="Requests that run together.")] = 32,
     max_batch_tokens: Annotated[int, option("--max-batch-tokens", help="Rows of one forward.")] = 512,
     noise: Annotated[float, option("--noise", help="How much measured times vary, as a share.")] = 0.05,
@@ -47,10 +50,11 @@ def simulate(
     how many times shorter the engine is at work. Below 0.98, a trace loses more than 2%.
 
     Example: `headstart simulate --synthetic 1000`, or
-    `headstart simulate --trace traffic.jsonl --costs gpu --policy adaptive,fixed:ngram:3`
+    `headstart simulate --trace traffic.jsonl --costs gpu --policy auto,fixed:ngram:3`
     """
     set_quiet(quiet)
-    from headstart.simulate import Entrant, read_machine
+    from headstart.simulate.entrants import Entrant
+    from headstart.simulate.machines import read_machine
 
     machines = [read_machine(name.strip()) for name in costs.split(",")]
     entrants = [Entrant.parse(name.strip()) for name in policy.split(",")]
@@ -66,7 +70,7 @@ def simulate(
 
 
 def _setting(max_num_seqs: int, max_batch_tokens: int, noise: float) -> Setting:
-    from headstart.simulate import Setting
+    from headstart.simulate.replay import Setting
 
     if max_num_seqs < 1:
         raise BadInput(f"--max-num-seqs {max_num_seqs} is not usable: expected a whole number from 1 on.")
@@ -92,7 +96,7 @@ Found = tuple["Machine", "Trace", "list[Outcome]"]
 
 def _run(work: Sequence[tuple[Machine, Trace]], entrants: Sequence[Entrant], setting: Setting) -> Iterator[Found]:
     """Each trace on each machine; with a bar, once it is clear that this takes a while."""
-    from headstart.simulate import compare
+    from headstart.simulate.many import compare
 
     began, advance = time.monotonic(), None
     with ExitStack() as stack:
@@ -106,7 +110,7 @@ def _run(work: Sequence[tuple[Machine, Trace]], entrants: Sequence[Entrant], set
 
 # ------------------------------------------------------------------ what came out
 def _summaries(found: Sequence[Found]) -> list[tuple[str, Summary]]:
-    from headstart.simulate import Summary
+    from headstart.simulate.many import Summary
 
     own: dict[tuple[str, int], list[Outcome]] = {}
     for machine, _, outcomes in found:

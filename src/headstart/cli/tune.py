@@ -164,7 +164,7 @@ def _tune(task: Task, device: str, dtype: str, max_len: int | None) -> tuple[Tun
 
 def _from_traffic(path: str, costs: str, batches: tuple[int, ...], methods: tuple[str, ...]) -> tuple[Tuned, Decision]:
     from headstart.advise.tune import decide, from_traffic
-    from headstart.simulate import read_machine
+    from headstart.simulate.machines import read_machine
     from headstart.traffic import read_trace
 
     trace: Trace = read_trace(path)

@@ -7,7 +7,7 @@ it chooses what is verified: one tree for each request.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from headstart.core import Request, Tree, Verdict
@@ -55,6 +55,10 @@ class Errand:
         count = len(depths)
         levels, rows = (1, count) if name in WEIGHTLESS else (max(depths), sum(depths))
         return Errand(name, count, levels, rows, seconds)
+
+    def wider(self, nodes: int) -> Errand:
+        """With so many more tokens beside the first paths."""
+        return replace(self, rows=self.rows + nodes)
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,9 @@ LITTLE, MOST = 0.2, 3.0  # of what drafts for some should take, the least that a
 WILD = 2.5  # a step that took so many times what was expected tells nothing: a graph was made, or somebody used the machine
 
 
+COMPANIES = (1, 2, 4, 8, 16, 32, 64)  # numbers of requests for which steps are timed
+
+
 class Mode(NamedTuple):
     """One drafter, and how much it is asked for."""
 

@@ -1,0 +1,120 @@
+"""What things take on a machine, which a policy has to find out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from headstart.errors import BadInput
+from headstart.policy import Errand
+from headstart.policy.costs import Costs, Work
+from headstart.policy.periods import Mode
+from headstart.scheduler import Plan
+
+USUAL_CONTEXT = 100  # tokens before the rows of a step that is tried out
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The true seconds, which a policy has to find out."""
+
+    name: str
+    costs: Costs
+    work: Mapping[str, Work]
+    around: float = 0.0  # of each step, outside forward and drafters
+    reading: Mapping[str, float] = field(default_factory=dict)  # of a drafter that reads along, for a token of a prompt
+    ahead: bool = False  # it drafts by itself, before anyone has seen the drafts: who drafts is decided beforehand,
+    deciding: Work = field(default_factory=Work)  # and how long that takes, by requests
+
+    @property
+    def tick(self) -> float:
+        """A plain step of one request."""
+        return self.costs.of(1) + self.around
+
+    def step(self, mode: Mode | None, company: int) -> float:
+        """Seconds of a whole step, where all draft in the same way."""
+        nodes, depth = (mode.nodes, mode.depth) if mode is not None else (0, 0)
+        drafting = (
+            self.errand(Errand.of(mode.drafter, [depth] * company).wider((nodes - depth) * company), company)
+            if mode
+            else 0.0
+        )
+        return self.costs.of(company * (1 + nodes), USUAL_CONTEXT) + drafting + self.around
+
+    def forward(self, plan: Plan, rows: int, reach: float) -> float:
+        """Seconds of the target, for so many rows behind so much context in all."""
+        return self.costs.of(rows, reach / rows)
+
+    def errand(self, errand: Errand, company: int) -> float:
+        """Seconds of a drafter, in this company."""
+        return (self.work.get(errand.name) or Work()).of(errand.levels, errand.rows)
+
+
+def _presets() -> Iterator[Machine]:
+    yield Machine(
+        "cpu",
+        Costs({1: 0.022, 2: 0.025, 3: 0.031, 4: 0.037, 8: 0.072, 16: 0.110, 32: 0.193, 64: 0.363}, 5e-7),
+        {"ngram": Work(3e-5, 1e-5), "suffix": Work(5e-5, 3e-5), "eagle3": Work(3e-3, 3e-4)},
+        around=3e-4,
+        reading={"eagle3": 1e-4},
+    )
+    yield Machine(
+        "gpu",
+        Costs(
+            {1: 1.2e-3, 2: 1.25e-3, 4: 1.5e-3, 8: 1.6e-3, 16: 1.8e-3, 32: 2.1e-3, 64: 2.8e-3, 256: 4.5e-3, 1024: 1e-2},
+            2e-9,
+        ),
+        {"ngram": Work(5e-5, 1e-6), "suffix": Work(3e-5, 2e-5), "eagle3": Work(3e-4, 1.2e-5)},
+        around=1.5e-4,
+        reading={"eagle3": 2e-6},
+        ahead=True,
+        deciding=Work(2.5e-4, 1.5e-5),
+    )
+    yield Machine(
+        "node",
+        Costs({1: 0.012, 16: 0.0125, 64: 0.0145, 256: 0.026, 1024: 0.085}, 5e-9),
+        {"ngram": Work(5e-5, 1e-6), "suffix": Work(3e-5, 2e-5), "eagle3": Work(9e-4, 4e-6)},
+        around=5e-4,
+        reading={"eagle3": 1e-5},
+        ahead=True,
+        deciding=Work(2.5e-4, 1.5e-5),
+    )
+
+
+PRESETS = {machine.name: machine for machine in _presets()}
+
+
+def read_machine(name: str) -> Machine:
+    """A preset by its name, or a file as `Costs.to_dict` writes it, with "drafters", and more that docs/simulator.md tells."""
+    if name in PRESETS:
+        return PRESETS[name]
+    path = Path(name).expanduser()
+    if not path.is_file():
+        raise BadInput(f"No costs are called {name!r}: name a file, or one of {', '.join(PRESETS)}.")
+    try:
+        kept = json.loads(path.read_text(encoding="utf-8"))
+        return Machine(
+            path.stem,
+            Costs.from_dict(kept),
+            {str(n): _work(w, "level", "row") for n, w in kept.get("drafters", {}).items()},
+            around=_seconds(kept.get("around", 0.0)),
+            reading={str(n): _seconds(s) for n, s in kept.get("seconds_by_token_read", {}).items()},
+            ahead="deciding" in kept,
+            deciding=_work(kept["deciding"], "decision", "request") if "deciding" in kept else Work(),
+        )
+    except (OSError, KeyError, TypeError, ValueError, AttributeError) as error:
+        what = f"{error} is missing" if isinstance(error, KeyError) else error
+        raise BadInput(f"The costs in {name} cannot be used: {what}.") from None
+
+
+def _work(kept: Mapping[str, Any], first: str, second: str) -> Work:
+    return Work(_seconds(kept[f"seconds_by_{first}"]), _seconds(kept[f"seconds_by_{second}"]))
+
+
+def _seconds(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1e6:
+        raise ValueError("seconds are numbers from 0 on")
+    return float(value)
