@@ -33,6 +33,7 @@ from headstart.policy.stretches import Kind, Seen, Stretch
 
 EVERY = 16  # steps for which a decision holds,
 SOON = 4  # and where requests are new
+LOOK = 16  # drafts after which it is looked at what has just begun
 DECIDING = 0.003  # share of the time that decisions may take: with many requests, they are taken less often
 USUAL = 2e-4  # seconds of a decision, at first,
 OWED = 1  # decisions for which the time may be saved up behind them,
@@ -280,6 +281,8 @@ class AheadPolicy:
         else:
             before, chosen = self._way, self._choose(guests, able, load)
             self._began = self._way not in (None, before) and not second
+            if self._began and self._due == EVERY:
+                self._due = max(SOON, -(-LOOK // max(1, len(chosen))))
         for i, (request, guest, nodes) in enumerate(zip(requests, guests, most, strict=True)):
             self._set(request, chosen.get(i), nodes)
             if guest.mode is None:

@@ -119,6 +119,7 @@ class Survival:
 
     def wane(self, steps: int) -> None:
         """None was seen in these steps. What is thought stays, and is given up sooner."""
+        self.before = self.by_depth(len(self.before))
         left = min(1.0, max((1 - WANES) ** steps, LEFT / max(LEFT, self.tries)))
         self.tried, self.right = [left * x for x in self.tried], [left * x for x in self.right]
 

@@ -113,8 +113,9 @@ class Periods:
             more = max(seconds - plain, LITTLE * extra) / extra if extra else 1.0
             self._few[mode] = min(MOST, max(1 / MOST, self._few[mode] * more ** (1 - (1 - FOLLOW) ** steps)))
             return
-        moves = (1 - (1 - SHIFT - FOLLOW) ** steps) / (SHIFT + FOLLOW)
-        self._scale *= (seconds / usual) ** (moves * SHIFT)
+        shift = 0.0 if mode is not None and mode.drafter in SIZES else SHIFT  # it does not always find something to say
+        moves = (1 - (1 - shift - FOLLOW) ** steps) / (shift + FOLLOW)
+        self._scale *= (seconds / usual) ** (moves * shift)
         self._own[mode] *= (seconds / usual) ** (moves * FOLLOW)
 
     def scale(self, times: float) -> None:

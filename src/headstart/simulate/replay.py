@@ -179,8 +179,7 @@ class Replay:
         proposals: list[dict[str, Tree]] = [{} for _ in requests]
         errands: list[Errand] = []
         self._looks = 0
-        self._asked = wishes = self.policy.ask(requests, proposals, load)
-        self._let_rest(requests, wishes)
+        self._asked = wishes = self._attended(requests, self.policy.ask(requests, proposals, load))
         while any(wishes):
             self._propose(plan, self._reserve(plan, wishes), proposals, errands)
             wishes = self.policy.ask(requests, proposals, load)
@@ -188,11 +187,19 @@ class Replay:
         sizes = self._fit(plan, [len(t) for t in trees])
         return [tree.prune(t, n, len(t)) for t, n in zip(trees, sizes, strict=True)], errands
 
-    def _let_rest(self, requests: Sequence[Request], wishes: Sequence[Wishes]) -> None:
-        """Heads leave those alone that the policy says they may."""
-        for request, own in zip(requests, wishes, strict=True):
-            if not any(name in HEADS for name in own) and self.policy.rests(request):
+    def _attended(self, requests: Sequence[Request], wishes: list[Wishes]) -> list[Wishes]:
+        """What drafters hear. Heads leave those alone that the policy says they may. One that is wished for again joins in this
+        step, and drafts from the next on."""
+        out = wishes
+        for i, (request, own) in enumerate(zip(requests, wishes, strict=True)):
+            heads = [name for name in own if name in HEADS]
+            if heads and request.id in self._resting:
+                self._resting.remove(request.id)
+                out = list(wishes) if out is wishes else out
+                out[i] = {name: wish for name, wish in own.items() if name not in heads}
+            elif not heads and self.policy.rests(request):
                 self._resting.add(request.id)
+        return out
 
     def _reserve(self, plan: Plan, wishes: Sequence[Wishes]) -> list[Wishes]:
         most = [max((w.nodes for w in own.values()), default=0) for own in wishes]
@@ -219,8 +226,8 @@ class Replay:
         for part, wished, own in zip(plan.ready, wishes, proposals, strict=True):
             for name, wish in wished.items():
                 depth = min(_left(part.request) - 1, wish.depth, wish.nodes)
-                branches, is_there = wish.nodes > wish.depth, self._is_there(name, part.request)
-                own[name] = self._ask(name, part.request, depth, branches) if wish.nodes and is_there else Tree()
+                branches = wish.nodes > wish.depth
+                own[name] = self._ask(name, part.request, depth, branches) if wish.nodes else Tree()
                 if branches and len(own[name]):
                     _widen(own[name], wish.nodes)
                     wide[name] = wide.get(name, 0) + wish.nodes - depth
@@ -230,13 +237,6 @@ class Replay:
         for name, own_levels in levels.items():
             errand = Errand.of(name, own_levels).wider(wide.get(name, 0))
             errands.append(replace(errand, seconds=self.machine.errand(errand, len(plan.ready))))
-
-    def _is_there(self, name: str, request: Request) -> bool:
-        """A head that joins again has nothing to say in the first step."""
-        if name in HEADS and request.id in self._resting:
-            self._resting.remove(request.id)
-            return False
-        return True
 
     def _ask(self, name: str, request: Request, depth: int, branches: bool) -> Tree:
         answers = self._answers[request.id]
