@@ -33,7 +33,7 @@ from headstart.policy.stretches import Kind, Seen, Stretch
 
 EVERY = 16  # steps for which a decision holds,
 SOON = 4  # and where requests are new
-LOOK = 16  # drafts after which it is looked at what has just begun
+LOOK = 8  # drafts after which it is looked at what has just begun
 DECIDING = 0.003  # share of the time that decisions may take: with many requests, they are taken less often
 USUAL = 2e-4  # seconds of a decision, at first,
 OWED = 1  # decisions for which the time may be saved up behind them,
@@ -280,7 +280,7 @@ class AheadPolicy:
             chosen = {i: mode for i, names in able.items() if mode is not None and mode.drafter in names}
         else:
             before, chosen = self._way, self._choose(guests, able, load)
-            self._began = self._way not in (None, before) and not second
+            self._began = self._begins(before, guests, chosen, second)
             if self._began and self._due == EVERY:
                 self._due = max(SOON, -(-LOOK // max(1, len(chosen))))
         for i, (request, guest, nodes) in enumerate(zip(requests, guests, most, strict=True)):
@@ -291,6 +291,13 @@ class AheadPolicy:
         self._cost = min(self.clock() - began, LONGER * self._cost)
         if not self.rehearses and not trial:  # which has paid for it
             self._time = max(min(self._time, 2 * self._cost) - self._cost, -OWED * self._cost)
+
+    def _begins(self, before: Mode | None, guests: Sequence[Guest], chosen: Mapping[int, Mode], second: bool) -> bool:
+        """Do requests draft in a way in which they did not before? Then it is looked at soon what that brings: once, or more often where it is
+        hardly known."""
+        if self._way is None or self._way == before:
+            return False
+        return not second or any(self.outcomes.is_new(self._way, guests[i].heat) for i in chosen)
 
     def _choose(self, guests: Sequence[Guest], members: Members, load: Load) -> dict[int, Mode]:
         """Whoever it pays for drafts the way that pays most; then those whom that drafter may not serve. Or somebody drafts to

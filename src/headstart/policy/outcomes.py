@@ -244,8 +244,11 @@ class Outcomes:
 
     def curiosity(self, mode: Mode, heat: int) -> float:
         """Shapes of which few drafts were seen are taken for better than they are thought to be."""
+        return NEW if self.is_new(mode, heat) else 1.0
+
+    def is_new(self, mode: Mode, heat: int) -> bool:
         known = self._survival.get((mode.drafter, mode.branches, heat))
-        return NEW if known is None or known.seen < NEW_TRIES else 1.0
+        return known is None or known.seen < NEW_TRIES
 
     def _of(self, mode: Mode, heat: int) -> Survival:
         """Where such drafts were never seen, others of the same drafter are the best guess."""
