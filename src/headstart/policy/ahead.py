@@ -16,6 +16,7 @@ import functools
 import itertools
 import math
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -33,6 +34,7 @@ from headstart.policy.stretches import Kind, Seen, Stretch
 
 EVERY = 16  # steps for which a decision holds,
 SOON = 4  # and where requests are new
+LOSING = 16  # steps with drafts that brought less than plain ones would have: then it is thought about anew
 LOOK = 8  # drafts after which it is looked at what has just begun
 DECIDING = 0.003  # share of the time that decisions may take: with many requests, they are taken less often
 USUAL = 2e-4  # seconds of a decision, at first,
@@ -43,6 +45,7 @@ LEAST = 0.04  # a mode should bring so much more than none: its chances are gues
 BEGIN = 0.03  # and so much more again where nobody drafts now: to begin takes a step or two
 READING = 0.003  # share of the time that reading prompts may take for which it does not seem to pay,
 READINGS = 4  # and for how many of them it is saved up,
+STRANGERS = 2  # prompts that are read before anything is known of what that brings
 CHURN = 8  # steps after which newcomers are looked at together, where more and more come,
 ARRIVALS = 0.1  # and how fast it is learned what newcomers take, and what it takes to read them
 DOUBT = 1.25  # times that it should come back where the others do not draft: alone it does not pay
@@ -118,7 +121,8 @@ class AheadPolicy:
         self._kind: Kind | None = None  # of the last step, where that is known,
         self._period = 0.0  # and how long it took, where that is to be learned if the next is of its kind
         self._time, self._cost = 1.0, USUAL  # seconds saved up for decisions, and those that one takes
-        self._reads: dict[tuple[Any, ...], tuple[bool, float]] = {}  # reading such prompts pays, and takes
+        self._reads: dict[tuple[Any, ...], tuple[bool, float, bool]] = {}  # reading such prompts pays, takes, is new
+        self._strangers: Counter[int] = Counter()  # requests that were read before anything was known, by heat
         self._reading, self._hoped = 0.0, 0  # seconds saved up for reading others, and how many were read,
         self._arrival: Newcomers | None = None  # the last of them, and of those that nobody reads;
         self._arrivals = Line(ARRIVALS)  # how much longer steps take for one of these, by its tokens,
@@ -178,7 +182,10 @@ class AheadPolicy:
         like = names, guest.heat, company, round(tokens, -1)
         if like not in self._reads:
             self._reads[like] = self._reading_pays(guest, names, company, tokens)
-        pays, cost = self._reads[like]
+        pays, cost, new = self._reads[like]
+        if new:  # the first few will tell
+            pays = pays and self._strangers[guest.heat] < STRANGERS
+            self._strangers[guest.heat] += pays
         told = self._arrivals.known or self._drafts or self._hoped < READINGS  # else nobody could tell what it takes
         hoped = not pays and self._reading >= cost and told
         if hoped:
@@ -187,16 +194,17 @@ class AheadPolicy:
         self._arrival.add(pays or hoped)
         return pays or hoped
 
-    def _reading_pays(self, guest: Guest, names: tuple[str, ...], company: int, tokens: float) -> tuple[bool, float]:
-        """For a request like the others, and the seconds that it takes."""
+    def _reading_pays(self, guest: Guest, names: tuple[str, ...], company: int, tokens: float) -> tuple[bool, float, bool]:
+        """For a request like the others; the seconds that it takes; and whether nobody has seen drafts of these heads yet."""
         heads = self._known_modes(names)
         if not heads:
-            return False, math.inf
+            return False, math.inf, False
         plain = self.periods.of(None, company)
         cost = max(self.periods.reading(heads[0].drafter, company), self._dearer)
         gain = max((1 + self.outcomes.brings(m, guest.heat)) * plain / self.periods.of(m, company) for m in heads)
         least, doubt = (1 + LEAST, 1.0) if self._common is not None else (1 + LEAST + BEGIN, DOUBT)
-        return gain > least and tokens * plain / company * (1 - 1 / gain) > doubt * cost, cost
+        pays = gain > least and tokens * plain / company * (1 - 1 / gain) > doubt * cost
+        return pays, cost, all(self.outcomes.is_new(m, guest.heat) for m in heads)
 
     def rests(self, request: Request) -> bool:
         mode = self._mode(request)
@@ -457,6 +465,8 @@ class AheadPolicy:
         self._seen.add(period, times.policy, times.produced, stretch.company * period / plain)
         self._last = stretch.company
         self.plain_steps += not stretch.drafts
+        if stretch.drafts and self._seen.steps >= LOSING and self._seen.produced < self._seen.expected:
+            self._due, self._began = 0, True
         same = self._kind == before and self._steps > 1
         if (
             same and before is not None and self._period

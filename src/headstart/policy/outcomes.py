@@ -34,7 +34,7 @@ TRUST_FADES, TRUST_PRIOR = (
     0.002,
     10.0,
 )  # how fast it is forgotten how far requests differ as they seem to; the first guess
-NEW, NEW_TRIES = 1.15, 20  # how much better a shape is taken to be of which so few drafts were seen
+NEW, NEW_TRIES = 1.15, 8  # how much better a shape is taken to be of which so few drafts were seen
 WANES, LEFT = 0.01, 4.0  # how fast drafts count for less while none are seen, and for how many at least
 Tally = list[int]  # how many drafts brought 0, 1, ... tokens
 NOTHING: Tally = [0] * (DEEPEST + 1)
