@@ -49,11 +49,13 @@ STRANGERS = 2  # prompts that are read before anything is known of what that bri
 CHURN = 8  # steps after which newcomers are looked at together, where more and more come,
 ARRIVALS = 0.1  # and how fast it is learned what newcomers take, and what it takes to read them
 DOUBT = 1.25  # times that it should come back where the others do not draft: alone it does not pay
-PROBES = 0.004  # share of the time that trying what does not seem to pay may take,
+PROBES = 0.005  # share of the time that trying what does not seem to pay may take,
 SAVED = 3  # and for how many trials it is saved up,
 SURELY = 0.2  # of the time of drafts is taken to be lost in a trial, whatever they should bring
 PROBE_STEPS = 4  # that a trial takes; where a head has to join, the first of them is without drafts;
 BEHIND = 2  # steps behind it that still show what it took, whatever was thought,
+AT_LEAST = 0.25  # of what was paid, that it counts for,
+BOTHER = 0.3  # how far one moves what the next is thought to take,
 DEAREST = 3.0  # and what one step may count for, in plain ones
 AROUND = 16  # and for how many requests that are not new the host needs one more step to begin and to end it
 STAY = 1.05  # times what a draft should bring counts for those that draft so already: to begin and to end takes time
@@ -69,7 +71,8 @@ class Bill:
     """What a trial took, less what was paid for it beforehand."""
 
     drafter: str
-    seconds: float
+    paid: float
+    seconds: float = 0.0  # that it took
     left: int = PROBE_STEPS + BEHIND  # steps that are still to be seen
 
 
@@ -129,7 +132,8 @@ class AheadPolicy:
         self._dearer = 0.0  # and how much longer again for one that a head reads
         self._purse = 0.0  # seconds saved up for trials,
         self._purses: dict[str, float] = {}  # and what drafters have got of them
-        self._bill: Bill | None = None  # of the last trial
+        self._bill: Bill | None = None  # of the last trial,
+        self._bother = 0.5  # and how many times what was thought they take
         self._books: dict[str, list[int]] = {}  # for people: drafter -> steps in which it drafted, nodes
         self._heard: dict[str, int] = {}  # drafter -> the step in which it drafted last,
         self._now = 0  # of so many
@@ -337,13 +341,16 @@ class AheadPolicy:
         return {}
 
     def _watch(self, bill: Bill, times: StepTimes, company: int) -> None:
-        """What a trial takes beyond what was paid for it is owed: less is left for the next ones of that drafter."""
+        """What a trial takes beyond what was paid for it is owed: less is left for the next ones of that drafter. What it took less
+        is given back, for the most part."""
         bill.left -= 1
         if company and not times.num_prefill_tokens:
             plain = self.periods.of(None, company)
             bill.seconds += min(times.period, DEAREST * plain) - plain * times.produced / company
         if not bill.left:
-            self._purses[bill.drafter] -= max(0.0, bill.seconds)
+            took = max(AT_LEAST * bill.paid, bill.seconds)
+            self._purses[bill.drafter] += bill.paid - took
+            self._bother *= min(2.0, took / bill.paid) ** BOTHER
             self._bill = None
 
     def _receive(self, arrival: Newcomers, times: StepTimes, company: int) -> Newcomers | None:
@@ -379,7 +386,7 @@ class AheadPolicy:
             brings = plain * each / len(own) * count / company
             around = plain if count == len(new) else (1 + company / AROUND) * plain
             extra = self.periods.extra(mode, count, company)
-            return around + PROBE_STEPS * max(SURELY * extra, extra - brings)
+            return self._bother * (around + PROBE_STEPS * max(SURELY * extra, extra - brings))
 
         count = min({len(new) or 1, max(1, len(own) // 8), len(own)}, key=costs)
         cost = costs(count) + self._cost
@@ -387,7 +394,7 @@ class AheadPolicy:
         pays = saved >= cost
         self._purses[mode.drafter] = saved - cost * pays
         if pays:
-            self._bill = Bill(mode.drafter, -cost)
+            self._bill = Bill(mode.drafter, cost)
         return (new if count == len(new) else own[:count]) if pays else []
 
     def _best(self, guests: Sequence[Guest], members: Members, load: Load) -> Choice:
