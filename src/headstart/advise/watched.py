@@ -155,7 +155,7 @@ class Device:
     def with_drafter(self, mode: Mode, work: Work, reading: float) -> Machine:
         """Where this is drafted, and nothing else."""
         if self.periods is None:
-            return replace(self.machine, work={mode.drafter: work}, reading={mode.drafter: reading})
+            return replace(self.machine, work={mode.drafter: work}, reading={mode.drafter: Work(0.0, reading)})
         return Rehearsed(
             "here", self.machine.costs, {}, periods=self.periods, modes=self.modes, mode=mode, prompt=self.prompt
         )

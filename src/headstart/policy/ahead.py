@@ -54,7 +54,8 @@ SAVED = 3  # and for how many trials it is saved up,
 SURELY = 0.2  # of the time of drafts is taken to be lost in a trial, whatever they should bring
 PROBE_STEPS = 4  # that a trial takes; where a head has to join, the first of them is without drafts;
 BEHIND = 2  # steps behind it that still show what it took, whatever was thought,
-AT_LEAST = 0.25  # of what was paid, that it counts for,
+AT_LEAST = 0.25  # of what was thought, that it counts for,
+UNKNOWN = 0.3  # of its price, where such drafts have not been seen yet
 BOTHER = 0.3  # how far one moves what the next is thought to take,
 DEAREST = 3.0  # and what one step may count for, in plain ones
 AROUND = 16  # and for how many requests that are not new the host needs one more step to begin and to end it
@@ -72,6 +73,7 @@ class Bill:
 
     drafter: str
     paid: float
+    thought: float  # that it would take
     seconds: float = 0.0  # that it took
     left: int = PROBE_STEPS + BEHIND  # steps that are still to be seen
 
@@ -348,9 +350,9 @@ class AheadPolicy:
             plain = self.periods.of(None, company)
             bill.seconds += min(times.period, DEAREST * plain) - plain * times.produced / company
         if not bill.left:
-            took = max(AT_LEAST * bill.paid, bill.seconds)
-            self._purses[bill.drafter] += bill.paid - took
-            self._bother *= min(2.0, took / bill.paid) ** BOTHER
+            took = min(DEAREST, max(AT_LEAST, bill.seconds / bill.thought))
+            self._purses[bill.drafter] += bill.paid - took * bill.thought
+            self._bother += BOTHER * (took - self._bother)
             self._bill = None
 
     def _receive(self, arrival: Newcomers, times: StepTimes, company: int) -> Newcomers | None:
@@ -386,15 +388,16 @@ class AheadPolicy:
             brings = plain * each / len(own) * count / company
             around = plain if count == len(new) else (1 + company / AROUND) * plain
             extra = self.periods.extra(mode, count, company)
-            return self._bother * (around + PROBE_STEPS * max(SURELY * extra, extra - brings))
+            return around + PROBE_STEPS * max(SURELY * extra, extra - brings)
 
         count = min({len(new) or 1, max(1, len(own) // 8), len(own)}, key=costs)
-        cost = costs(count) + self._cost
+        thought = costs(count) + self._cost
+        cost = thought * (UNKNOWN if self.outcomes.is_new(mode, guests[own[0]].heat) else self._bother)
         saved = min(self._purses[mode.drafter], SAVED * cost)
         pays = saved >= cost
         self._purses[mode.drafter] = saved - cost * pays
         if pays:
-            self._bill = Bill(mode.drafter, cost)
+            self._bill = Bill(mode.drafter, cost, thought)
         return (new if count == len(new) else own[:count]) if pays else []
 
     def _best(self, guests: Sequence[Guest], members: Members, load: Load) -> Choice:

@@ -95,8 +95,8 @@ def _rehearsed(policy: AheadPolicy, machine: Machine, noise: Noise) -> AheadPoli
     for mode in (None, *policy.modes(sorted(machine.work))):
         for company in COMPANIES:
             policy.periods.put(mode, company, _median(noise, machine.step(mode, company)))
-    for name, seconds in machine.reading.items():
-        policy.periods.put_reading(name, 1, _median(noise, seconds * PROMPT))
+    for name, work in machine.reading.items():
+        policy.periods.put_reading(name, 1, _median(noise, work.of(1, PROMPT)))
     return policy
 
 

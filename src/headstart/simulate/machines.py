@@ -25,7 +25,7 @@ class Machine:
     costs: Costs
     work: Mapping[str, Work]
     around: float = 0.0  # of each step, outside forward and drafters
-    reading: Mapping[str, float] = field(default_factory=dict)  # of a drafter that reads along, for a token of a prompt
+    reading: Mapping[str, Work] = field(default_factory=dict)  # of drafters that read along: by prompts and their tokens
     ahead: bool = False  # it drafts by itself, before anyone has seen the drafts: who drafts is decided beforehand,
     deciding: Work = field(default_factory=Work)  # and how long that takes, by requests
 
@@ -59,7 +59,7 @@ def _presets() -> Iterator[Machine]:
         Costs({1: 0.022, 2: 0.025, 3: 0.031, 4: 0.037, 8: 0.072, 16: 0.110, 32: 0.193, 64: 0.363}, 5e-7),
         {"ngram": Work(3e-5, 1e-5), "suffix": Work(5e-5, 3e-5), "eagle3": Work(3e-3, 3e-4)},
         around=3e-4,
-        reading={"eagle3": 1e-4},
+        reading={"eagle3": Work(0.0, 1e-4)},
     )
     yield Machine(
         "gpu",
@@ -69,7 +69,7 @@ def _presets() -> Iterator[Machine]:
         ),
         {"ngram": Work(5e-5, 1e-6), "suffix": Work(3e-5, 2e-5), "eagle3": Work(3e-4, 1.2e-5)},
         around=1.5e-4,
-        reading={"eagle3": 2e-6},
+        reading={"eagle3": Work(4e-4, 2e-7)},
         ahead=True,
         deciding=Work(2.5e-4, 1.5e-5),
     )
@@ -78,7 +78,7 @@ def _presets() -> Iterator[Machine]:
         Costs({1: 0.012, 16: 0.0125, 64: 0.0145, 256: 0.026, 1024: 0.085}, 5e-9),
         {"ngram": Work(5e-5, 1e-6), "suffix": Work(3e-5, 2e-5), "eagle3": Work(9e-4, 4e-6)},
         around=5e-4,
-        reading={"eagle3": 1e-5},
+        reading={"eagle3": Work(5e-4, 2e-6)},
         ahead=True,
         deciding=Work(2.5e-4, 1.5e-5),
     )
@@ -101,7 +101,7 @@ def read_machine(name: str) -> Machine:
             Costs.from_dict(kept),
             {str(n): _work(w, "level", "row") for n, w in kept.get("drafters", {}).items()},
             around=_seconds(kept.get("around", 0.0)),
-            reading={str(n): _seconds(s) for n, s in kept.get("seconds_by_token_read", {}).items()},
+            reading={str(n): _work(w, "prompt", "token") for n, w in kept.get("reading", {}).items()},
             ahead="deciding" in kept,
             deciding=_work(kept["deciding"], "decision", "request") if "deciding" in kept else Work(),
         )
