@@ -45,7 +45,7 @@ LEAST = 0.04  # a mode should bring so much more than none: its chances are gues
 BEGIN = 0.03  # and so much more again where nobody drafts now: to begin takes a step or two
 READING = 0.003  # share of the time that reading prompts may take for which it does not seem to pay,
 READINGS = 4  # and for how many of them it is saved up,
-STRANGERS = 2  # prompts that are read before anything is known of what that brings
+STRANGERS = 4  # prompts that are read before anything is known of what that brings
 CHURN = 8  # steps after which newcomers are looked at together, where more and more come,
 ARRIVALS = 0.1  # and how fast it is learned what newcomers take, and what it takes to read them
 DOUBT = 1.25  # times that it should come back where the others do not draft: alone it does not pay
@@ -55,7 +55,6 @@ SURELY = 0.2  # of the time of drafts is taken to be lost in a trial, whatever t
 PROBE_STEPS = 4  # that a trial takes; where a head has to join, the first of them is without drafts;
 BEHIND = 2  # steps behind it that still show what it took, whatever was thought,
 AT_LEAST = 0.25  # of what was thought, that it counts for,
-UNKNOWN = 0.3  # of its price, where such drafts have not been seen yet
 BOTHER = 0.3  # how far one moves what the next is thought to take,
 DEAREST = 3.0  # and what one step may count for, in plain ones
 AROUND = 16  # and for how many requests that are not new the host needs one more step to begin and to end it
@@ -379,7 +378,7 @@ class AheadPolicy:
         self._purse = 0.0 if shares else self._purse
 
     def _try(self, mode: Mode, guests: Sequence[Guest], members: Members, company: int) -> list[int]:
-        """For whom; nobody, where the time has not been saved up."""
+        """For whom; nobody, where the time has not been saved up. The first drafts of a shape are tried in any case."""
         own = sorted((i for i, n in members.items() if mode.drafter in n), key=lambda i: guests[i].known(mode.drafter))
         new = [i for i in own if not guests[i].decided and mode.drafter not in SOLE]
         plain, each = self.periods.of(None, company), sum(self.outcomes.worth(guests[i], mode) for i in own)
@@ -392,7 +391,7 @@ class AheadPolicy:
 
         count = min({len(new) or 1, max(1, len(own) // 8), len(own)}, key=costs)
         thought = costs(count) + self._cost
-        cost = thought * (UNKNOWN if self.outcomes.is_new(mode, guests[own[0]].heat) else self._bother)
+        cost = 0.0 if self.outcomes.is_new(mode, guests[own[0]].heat) else self._bother * thought
         saved = min(self._purses[mode.drafter], SAVED * cost)
         pays = saved >= cost
         self._purses[mode.drafter] = saved - cost * pays
