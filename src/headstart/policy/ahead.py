@@ -62,6 +62,7 @@ STAY = 1.05  # times what a draft should bring counts for those that draft so al
 HOST_MOST = 4  # requests up to which a drafter on the host is thought about: it makes the device wait for each of them
 SOLE = ("ngram", "suffix", "draft_model")  # those that need no reading along
 ON_DEVICE = ("ngram", *HEADS)
+WIDEST = 64  # nodes of a draft, so that more room is all the same
 Members = Mapping[int, Sequence[str]]  # the numbers of requests, and the drafters that may serve them
 Choice = tuple[float, Mode | None, list[int]]  # tokens per second, with which mode, for which requests
 
@@ -109,7 +110,8 @@ class AheadPolicy:
         self._ways: list[Mode] = []  # all that were ever chosen: logs have their numbers
         self._told: dict[int, int] = {}  # wishes, by identity, and the number of their mode
         self._wishes: dict[Mode, Wishes] = {}
-        self._modes: dict[tuple[str, ...], list[Mode]] = {}  # of these drafters
+        self._modes: dict[tuple[str, ...], list[Mode]] = {}  # of these drafters,
+        self._fitting: dict[tuple[tuple[str, ...], int], list[list[Mode]]] = {}  # and those that have so much room
         self._trying = False  # somebody drafts to find out whether it pays,
         self._began = (
             False  # or has just begun to, since that seems to pay; so the next decision will not wait for saved time
@@ -150,12 +152,14 @@ class AheadPolicy:
     def forget_periods(self) -> None:
         """Nothing is known, so nobody drafts."""
         self.periods = Periods()
+        self._fitting.clear()
 
     def kept(self) -> dict[str, Any]:
         return {"periods": self.periods.kept()}
 
     def recall(self, kept: Mapping[str, Any]) -> None:
         self.periods = Periods.recall(kept["periods"])
+        self._fitting.clear()
 
     # ------------------------------------------------------------------ who is there
     def modes(self, names: Sequence[str]) -> list[Mode]:
@@ -405,28 +409,35 @@ class AheadPolicy:
         plain = self.periods.of(None, company)
         least = 1 + LEAST + (0 if any(g.mode is not None for g in guests) else BEGIN)
         found: Choice = (least * company / plain, None, [])
-        shapes: dict[tuple[str, bool], list[Mode]] = {}
-        for mode in self._known_modes(sorted({n for names in members.values() for n in names})):
-            if mode.nodes <= load.room:
-                shapes.setdefault((mode.drafter, mode.branches), []).append(mode)
-        for (drafter, _), modes in shapes.items():
-            own = [i for i, names in members.items() if drafter in names]
-            deepest = max(modes, key=lambda m: m.depth)
-            worths = {i: self.outcomes.worths(guests[i], deepest) for i in own}
+        for modes in self._shapes(set().union(*members.values()), load.room):
+            own = [i for i, names in members.items() if modes[0].drafter in names]
+            worths = [self.outcomes.worths(guests[i], modes[-1]) for i in own]
             for mode in modes:
-                found = max(found, self._speed(mode, worths, guests), key=lambda choice: choice[0])
+                speed, best = self._speed(mode, worths, [guests[i].mode == mode for i in own], company)
+                speed *= self.outcomes.curiosity(mode, guests[own[best[0]]].heat)
+                if speed > found[0]:
+                    found = speed, mode, [own[k] for k in best]
         return found
 
-    def _speed(self, mode: Mode, worths: dict[int, list[float]], guests: Sequence[Guest]) -> Choice:
-        """Tokens per second with this mode, for those whom it brings most."""
-        company, at = len(guests), mode.depth - 1
-        worth = {i: own[at] * (STAY if guests[i].mode == mode else 1.0) for i, own in worths.items()}
-        order = sorted(worth, key=lambda i: -worth[i])
-        tokens = list(itertools.accumulate([worth[i] for i in order], initial=float(company)))
-        plain, counts = self.periods.of(None, company), _counts(len(order))
+    def _shapes(self, names: Iterable[str], room: int) -> list[list[Mode]]:
+        """What is known of these drafters and fits: chains of one, or its trees, the deepest last."""
+        key = tuple(sorted(names)), min(room, WIDEST)
+        if key not in self._fitting:
+            fitting = sorted((m for m in self._known_modes(key[0]) if m.nodes <= room), key=_shape)
+            self._fitting[key] = [list(own) for _, own in itertools.groupby(fitting, key=lambda m: _shape(m)[:2])]
+        return self._fitting[key]
+
+    def _speed(self, mode: Mode, worths: Sequence[list[float]], stay: Sequence[bool], company: int) -> tuple[float, list[int]]:
+        """Tokens per second with this mode, and for which of these it is: those whom it brings most."""
+        at, plain = mode.depth - 1, self.periods.of(None, company)
+        worth = [own[at] * STAY if stays else own[at] for own, stays in zip(worths, stay, strict=True)]
+        order = sorted(range(len(worth)), key=worth.__getitem__, reverse=True)
+        tokens = list(itertools.accumulate(map(worth.__getitem__, order), initial=float(company)))
+        counts = _counts(len(order))
         extras = self.periods.extras(mode, counts, company)
-        speed, count = max((tokens[n] / (plain + extra), n) for n, extra in zip(counts, extras, strict=True))
-        return speed * self.outcomes.curiosity(mode, guests[order[0]].heat), mode, order[:count]
+        speeds = [tokens[n] / (plain + extra) for n, extra in zip(counts, extras, strict=True)]
+        most = max(speeds)
+        return most, order[: counts[speeds.index(most)]]
 
     @property
     def quiet(self) -> bool:
@@ -563,6 +574,10 @@ class AheadPolicy:
             steps, 0, nodes, None, 1e3 * extras[best] / best.nodes / company, 0.0, size=str(best),
             brings=self.outcomes.brings(best, 0), needs=extras[best] / plain,
         )  # fmt: skip
+
+
+def _shape(mode: Mode) -> tuple[str, bool, int]:
+    return mode.drafter, mode.branches, mode.depth
 
 
 def _smaller(mode: Mode, nodes: int) -> Mode:

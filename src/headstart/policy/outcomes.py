@@ -38,6 +38,7 @@ NEW, NEW_TRIES = 1.15, 8  # how much better a shape is taken to be of which so f
 WANES, LEFT = 0.01, 4.0  # how fast drafts count for less while none are seen, and for how many at least
 Tally = list[int]  # how many drafts brought 0, 1, ... tokens
 NOTHING: Tally = [0] * (DEEPEST + 1)
+Chances = dict[tuple[Mode, int], list[float]]  # by mode and heat, down to each depth
 
 
 @dataclass
@@ -47,27 +48,27 @@ class Own:
     expected: list[float] = field(default_factory=lambda: [0.0] * DEEPEST)
     came: list[float] = field(default_factory=lambda: [0.0] * DEEPEST)
     counted: list[int] = field(default_factory=lambda: [0, 0])  # of them for all, by whether they branched
+    left: float = 1.0  # of all that, since it was asked last
 
     def add(self, general: Sequence[float], reached: Sequence[int]) -> None:
         """So many drafts as deep as `general` brought at least 0, 1, ... tokens."""
         count = reached[0]
-        left = (1 - OWN_FADES) ** count
+        left, self.left = self.left * (1 - OWN_FADES) ** count, 1.0
         for k, chance in enumerate(general):
             self.expected[k] = left * self.expected[k] + count * chance
             self.came[k] = left * self.came[k] + reached[k + 1]
 
     def fade(self) -> None:
         """It was not asked for a while."""
-        self.expected = [RELIEF * x for x in self.expected]
-        self.came = [RELIEF * x for x in self.came]
+        self.left *= RELIEF
 
     def worths(self, general: Sequence[float], trust: float = 1.0) -> list[float]:
         """Tokens that a draft for this request should bring, down to depth 1, 2, ... Where nothing is known of one, drafts are
         as likely right as one level above. `trust` is how much of what sets it apart from the others is believed."""
-        out, total, times = [], 0.0, 1.0
+        out, total, times, prior = [], 0.0, 1.0, OWN_PRIOR / self.left
         for chance, expected, came in zip(general, self.expected, self.came, strict=False):
             if expected > 0.0:
-                before = OWN_PRIOR * chance
+                before = prior * chance
                 times = 1 + trust * ((came + before) / (expected + before) - 1)
             total += chance * times if chance * times < 1 else 1.0
             out.append(total)
@@ -105,7 +106,7 @@ class Survival:
 
     before: Sequence[float]  # how often they are right to each depth, as was thought
     seen: int = 0  # drafts, of which not all speak for others
-    heard: bool = False  # whether there were some in the last steps
+    heard: int = 0  # after how many steps some were seen last
     tried: list[float] = field(default_factory=lambda: [0.0] * DEEPEST)
     right: list[float] = field(default_factory=lambda: [0.0] * DEEPEST)
 
@@ -122,6 +123,13 @@ class Survival:
         self.before = self.by_depth(len(self.before))
         left = min(1.0, max((1 - WANES) ** steps, LEFT / max(LEFT, self.tries)))
         self.tried, self.right = [left * x for x in self.tried], [left * x for x in self.right]
+
+    def age(self, now: int, drafts: int) -> None:
+        """There are new ones, in so many of the last steps."""
+        if (idle := now - drafts - self.heard) > 0:
+            self.wane(idle)
+        self.fade(drafts)
+        self.heard = now
 
     def add(self, reached: Sequence[float]) -> None:
         """So many drafts were right for at least 0, 1, ... tokens."""
@@ -155,7 +163,7 @@ class Guest:
     def known(self, drafter: str) -> float:
         """How much was seen of its drafts for this request, lately."""
         own = self.owns.get(drafter)
-        return own.expected[0] if own is not None else 0.0
+        return own.left * own.expected[0] if own is not None else 0.0
 
 
 class Outcomes:
@@ -163,35 +171,34 @@ class Outcomes:
 
     def __init__(self) -> None:
         self._survival: dict[tuple[str, bool, int], Survival] = {}  # by drafter, whether it branches, and heat
-        self._general: dict[tuple[Mode, int], list[float]] = {}  # what follows from it, until more is heard,
-        self._sums: dict[tuple[Mode, int], list[float]] = {}  # and down to each depth
+        self._general: defaultdict[str, Chances] = defaultdict(dict)  # what follows from it, until more is heard,
+        self._sums: defaultdict[str, Chances] = defaultdict(dict)  # and down to each depth; by drafter
         self._guessed: set[tuple[str, bool, int]] = set()  # those that others were asked about, until more is heard
+        self._steps = 0
         self._trust: dict[str, Trust] = {}  # by drafter
 
     def digest(self, guests: Iterable[Guest], ways: Sequence[Mode], steps: int) -> None:
         """So many steps are over: read their logs."""
-        for known in self._survival.values() if steps else ():
-            if not known.heard:
-                known.wane(steps)
-            known.heard = False
+        self._steps += steps
         logs: dict[tuple[int, int], list[Guest]] = {}  # those that have some, by way and heat
         for guest in guests:
             for way, tally in guest.logs.items():
                 if any(tally):
                     logs.setdefault((way, guest.heat), []).append(guest)
-        faded: set[int] = set()
+        aged: set[int] = set()
         for (way, heat), own in logs.items():
             known, mode = self._of(ways[way], heat), ways[way]
             reached = [_reached(g.logs[way], mode.depth) for g in own]
-            if id(known) not in faded:  # by as many steps as there were drafts
-                known.fade(max(r[0] for r in reached))
-                faded.add(id(known))
+            if id(known) not in aged:
+                known.age(self._steps, max(r[0] for r in reached))
+                aged.add(id(known))
             self._hear(known, mode, own, reached)
             for guest in own:
                 guest.logs[way][:] = NOTHING  # steps that repeat the last one go on writing here
-        self._general.clear()
-        self._sums.clear()
-        self._guessed.clear()
+        for drafter in {ways[way].drafter for way, _ in logs}:
+            self._general[drafter].clear()
+            self._sums[drafter].clear()
+            self._guessed = {key for key in self._guessed if key[0] != drafter}
 
     def _hear(self, known: Survival, mode: Mode, guests: Sequence[Guest], reached: Sequence[Sequence[int]]) -> None:
         """Of drafts of one mode for requests of one heat, so many brought at least 0, 1, ... tokens."""
@@ -205,19 +212,18 @@ class Outcomes:
             if share := own.for_all(mode.branches, count):
                 for_all = [x + share * n for x, n in zip(for_all, brought, strict=True)]
             known.seen += count
-        known.heard = True
         known.add(for_all)
 
     def general(self, mode: Mode, heat: int) -> list[float]:
         """The chance that such a draft is right to depth 1, 2, ..."""
-        found = self._general.get((mode, heat))
+        found = self._general[mode.drafter].get((mode, heat))
         if found is None:
             found = self._of(mode, heat).by_depth(mode.depth)
             chain = self._survival.get((mode.drafter, False, heat))
             if mode.branches and chain is not None and chain.tries >= SOME:  # a tree has the chain in it
                 least = [AT_LEAST * chance for chance in chain.by_depth(mode.depth)]
                 found = [max(own, min(0.98, other)) for own, other in zip(found, least, strict=True)]
-            self._general[mode, heat] = found
+            self._general[mode.drafter][mode, heat] = found
         return found
 
     def brings(self, mode: Mode, heat: int) -> float:
@@ -233,9 +239,10 @@ class Outcomes:
         own = guest.owns.get(mode.drafter)
         if own is not None:
             return own.worths(self.general(mode, guest.heat), self.trust(mode.drafter))
-        if (mode, guest.heat) not in self._sums:
-            self._sums[mode, guest.heat] = list(itertools.accumulate(self.general(mode, guest.heat)))
-        return self._sums[mode, guest.heat]
+        sums = self._sums[mode.drafter]
+        if (mode, guest.heat) not in sums:
+            sums[mode, guest.heat] = list(itertools.accumulate(self.general(mode, guest.heat)))
+        return sums[mode, guest.heat]
 
     def trust(self, drafter: str) -> float:
         """How much of what sets a request apart is believed."""

@@ -93,8 +93,14 @@ class Periods:
         table, plain = self._table[mode], self._table[None]
         each, without = self._scale * self._own[mode], self._scale * self._own[None]
         share = (each * _beyond(table, company) - without * _beyond(plain, company)) / company
-        both = [(n, each * _beyond(table, n) - without * _beyond(plain, n)) for n in counts]
-        return [max(0.0, own, n * share) * (self._few[mode] if n < company else 1.0) for n, own in both]
+        if company >= min(len(table), len(plain)):
+            table, plain = ([_beyond(t, n) for n in range(company + 1)] for t in (table, plain))
+        few, out = self._few[mode], []
+        for n in counts:
+            own, usual = each * table[n] - without * plain[n], n * share
+            own = own if own > usual else usual
+            out.append((own if own > 0.0 else 0.0) * (few if n < company else 1.0))
+        return out
 
     def step(self, mode: Key, count: int, company: int) -> float:
         """Seconds of a step of this company, of whom so many draft; 0 where nobody knows."""
