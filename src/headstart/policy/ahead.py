@@ -17,7 +17,7 @@ import itertools
 import math
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,9 +52,10 @@ DOUBT = 1.25  # times that it should come back where the others do not draft: al
 PROBES = 0.005  # share of the time that trying what does not seem to pay may take,
 SAVED = 3  # and for how many trials it is saved up,
 SURELY = 0.2  # of the time of drafts is taken to be lost in a trial, whatever they should bring
-PROBE_STEPS = 4  # that a trial takes; where a head has to join, the first of them is without drafts;
+PROBE_STEPS, PROBED = 4, 6  # that a trial takes at most, and drafts that are enough; where a head joins, the first step has none;
 BEHIND = 2  # steps behind it that still show what it took, whatever was thought,
 AT_LEAST = 0.25  # of what was thought, that it counts for,
+RARELY = 300  # steps after which another drafter is tried where one pays
 BOTHER = 0.3  # how far one moves what the next is thought to take,
 DEAREST = 3.0  # and what one step may count for, in plain ones
 AROUND = 16  # and for how many requests that are not new the host needs one more step to begin and to end it
@@ -74,8 +75,9 @@ class Bill:
     drafter: str
     paid: float
     thought: float  # that it would take
+    speed: float  # tokens per second that would come else
     seconds: float = 0.0  # that it took
-    left: int = PROBE_STEPS + BEHIND  # steps that are still to be seen
+    left: int = 0  # steps that are still to be seen
 
 
 @dataclass
@@ -136,6 +138,7 @@ class AheadPolicy:
         self._purse = 0.0  # seconds saved up for trials,
         self._purses: dict[str, float] = {}  # and what drafters have got of them
         self._bill: Bill | None = None  # of the last trial,
+        self._behind = False  # the last step had prompts, so the next one waits for them
         self._bother = 0.5  # and how many times what was thought they take
         self._books: dict[str, list[int]] = {}  # for people: drafter -> steps in which it drafted, nodes
         self._heard: dict[str, int] = {}  # drafter -> the step in which it drafted last,
@@ -317,11 +320,11 @@ class AheadPolicy:
         return not second or any(self.outcomes.is_new(self._way, guests[i].heat) for i in chosen)
 
     def _choose(self, guests: Sequence[Guest], members: Members, load: Load) -> dict[int, Mode]:
-        """Whoever it pays for drafts the way that pays most; then those whom that drafter may not serve. Or somebody drafts to
-        find out whether it would pay."""
+        """Whoever it pays for drafts the way that pays most; then those whom that drafter may not serve. And now and then somebody
+        drafts in another way, to find out what that brings."""
         if len(guests) > HOST_MOST:
             members = _some(members, ON_DEVICE)
-        _, mode, drafted = self._best(guests, members, load)
+        speed, mode, drafted = self._best(guests, members, load)
         self._way, self._common = mode, mode if mode is not None and mode.drafter not in SOLE else None
         if mode is None:
             return self._trial(guests, members, len(guests), load)
@@ -330,18 +333,23 @@ class AheadPolicy:
         if others := _some({i: names for i, names in members.items() if served not in names}, ON_DEVICE):
             _, other, more = self._best(guests, others, load)  # one that drafts on the host would make the others wait
             chosen |= dict.fromkeys(more, other) if other is not None else {}
-        return chosen
+        late = {n for names in members.values() for n in names if self._now - self._heard.get(n, 0) > RARELY}
+        rest = _some(members, late - {served})
+        return chosen | self._trial(guests, rest, len(guests), load, speed)
 
-    def _trial(self, guests: Sequence[Guest], members: Members, company: int, load: Load) -> dict[int, Mode]:
+    def _trial(
+        self, guests: Sequence[Guest], members: Members, company: int, load: Load, speed: float = 0.0
+    ) -> dict[int, Mode]:
         """Of the drafter that was heard longest ago and can pay, in its cheapest way: for newcomers, whom a head need not
-        join; for some of those that it was asked least for; or for all, where that costs less."""
+        join; for some of those that it was asked least for; or for all, where that costs less. `speed`: tokens per second of
+        what they do else, where that is not to decode plainly."""
         names = {n for own in members.values() for n in own}
         self._share_out(names)
         for name in sorted(names, key=lambda n: self._heard.get(n, -1)):
             modes = [m for m in self._known_modes([name]) if m.nodes <= load.room]
             mode = min(modes, key=lambda m: self.periods.extra(m, 1, 1), default=None)
-            if mode is not None and (chosen := self._try(mode, guests, members, company)):
-                self._due, self._trying = self._steps + PROBE_STEPS, True
+            if mode is not None and (chosen := self._try(mode, guests, members, company, speed)):
+                self._due, self._trying = self._steps + _probe_steps(len(chosen)), True
                 return dict.fromkeys(chosen, mode)
         return {}
 
@@ -349,9 +357,9 @@ class AheadPolicy:
         """What a trial takes beyond what was paid for it is owed: less is left for the next ones of that drafter. What it took less
         is given back, for the most part."""
         bill.left -= 1
-        if company and not times.num_prefill_tokens:
+        if company and not times.num_prefill_tokens and not self._behind:
             plain = self.periods.of(None, company)
-            bill.seconds += min(times.period, DEAREST * plain) - plain * times.produced / company
+            bill.seconds += min(times.period, DEAREST * plain) - times.produced / bill.speed
         if not bill.left:
             took = min(DEAREST, max(AT_LEAST, bill.seconds / bill.thought))
             self._purses[bill.drafter] += bill.paid - took * bill.thought
@@ -381,26 +389,29 @@ class AheadPolicy:
             self._purses[name] = self._purses.get(name, 0.0) + self._purse * share / sum(shares.values())
         self._purse = 0.0 if shares else self._purse
 
-    def _try(self, mode: Mode, guests: Sequence[Guest], members: Members, company: int) -> list[int]:
+    def _try(self, mode: Mode, guests: Sequence[Guest], members: Members, company: int, speed: float) -> list[int]:
         """For whom; nobody, where the time has not been saved up. The first drafts of a shape are tried in any case."""
         own = sorted((i for i, n in members.items() if mode.drafter in n), key=lambda i: guests[i].known(mode.drafter))
         new = [i for i in own if not guests[i].decided and mode.drafter not in SOLE]
         plain, each = self.periods.of(None, company), sum(self.outcomes.worth(guests[i], mode) for i in own)
+        speed = speed or company / plain
+        else_ = max(0.0, speed * plain / company - 1)  # tokens that drafts bring them now
 
         def costs(count: int) -> float:
-            brings = plain * each / len(own) * count / company
+            brings = plain * (each / len(own) - else_) * count / company
             around = plain if count == len(new) else (1 + company / AROUND) * plain
             extra = self.periods.extra(mode, count, company)
-            return around + PROBE_STEPS * max(SURELY * extra, extra - brings)
+            return around + _probe_steps(count) * max(SURELY * extra, extra - brings)
 
         count = min({len(new) or 1, max(1, len(own) // 8), len(own)}, key=costs)
         thought = costs(count) + self._cost
-        cost = 0.0 if self.outcomes.is_new(mode, guests[own[0]].heat) else self._bother * thought
-        saved = min(self._purses[mode.drafter], SAVED * cost)
+        free = not else_ and self.outcomes.is_new(mode, guests[own[0]].heat)
+        cost = 0.0 if free else self._bother * thought
+        saved = min(self._purses[mode.drafter], SAVED * self._bother * thought)
         pays = saved >= cost
         self._purses[mode.drafter] = saved - cost * pays
         if pays:
-            self._bill = Bill(mode.drafter, cost, thought)
+            self._bill = Bill(mode.drafter, cost, thought, speed, left=_probe_steps(count) + BEHIND)
         return (new if count == len(new) else own[:count]) if pays else []
 
     def _best(self, guests: Sequence[Guest], members: Members, load: Load) -> Choice:
@@ -470,7 +481,7 @@ class AheadPolicy:
             self._watch(self._bill, times, len(requests))
         if times.asked is not self._stretch.asked:
             self._stretch = self._begin(times, requests)
-        stretch = self._stretch
+        stretch, self._behind = self._stretch, times.num_prefill_tokens > 0
         if self._arrival is not None:
             alone = not stretch.drafts and self._common is None and len(requests)  # nobody drafts
             self._arrival = self._receive(self._arrival, times, len(requests)) if alone else None
@@ -576,6 +587,11 @@ class AheadPolicy:
         )  # fmt: skip
 
 
+def _probe_steps(count: int) -> int:
+    """Of a trial for so many requests."""
+    return min(PROBE_STEPS, 1 + -(-PROBED // count))
+
+
 def _shape(mode: Mode) -> tuple[str, bool, int]:
     return mode.drafter, mode.branches, mode.depth
 
@@ -585,7 +601,7 @@ def _smaller(mode: Mode, nodes: int) -> Mode:
     return Mode(mode.drafter, nodes, min(mode.depth, nodes))
 
 
-def _some(members: Members, names: Sequence[str]) -> Members:
+def _some(members: Members, names: Container[str]) -> Members:
     """Those that one of these drafters may serve."""
     return {i: some for i, own in members.items() if (some := [n for n in own if n in names])}
 
