@@ -333,7 +333,7 @@ class AheadPolicy:
         if others := _some({i: names for i, names in members.items() if served not in names}, ON_DEVICE):
             _, other, more = self._best(guests, others, load)  # one that drafts on the host would make the others wait
             chosen |= dict.fromkeys(more, other) if other is not None else {}
-        late = {n for names in members.values() for n in names if self._now - self._heard.get(n, 0) > RARELY}
+        late = {n for names in members.values() for n in names if self._now - self._heard.get(n, -RARELY) > RARELY}
         rest = _some(members, late - {served})
         return chosen | self._trial(guests, rest, len(guests), load, speed)
 
