@@ -17,7 +17,8 @@ from headstart import rehearse
 from headstart.config import parse_speculative
 from headstart.core import Request, SamplingParams, Verdict
 from headstart.policy import Load, StepTimes
-from headstart.policy.ahead import LOOK, PROBES, AheadPolicy
+from headstart.policy.ahead import LOOK, PROBES, STRANGERS, AheadPolicy, Bill
+from headstart.policy.outcomes import Guest, Outcomes
 from headstart.policy.periods import Mode, Periods, modes_of
 from headstart.policy.store import Store
 from headstart.shapes import within
@@ -487,6 +488,83 @@ def test_periods_are_kept_and_found_again(tmp_path: Path) -> None:
     assert other.periods.reading("eagle3", 4) == 1e-4
     store.path.write_text(store.path.read_text().replace("0.0", "-0.0"))
     assert not store.load(other) and other.periods.known, "what cannot be is not believed"
+
+
+def test_what_drafts_brought_is_kept_too(tmp_path: Path) -> None:
+    p, other, store = policy(), policy(), Store(tmp_path, {"model": "m"})
+    Device(p).run(["code"], 4, 24)
+    store.save(p)
+    assert store.load(other)
+    for mode in (CHAIN, TREE):
+        assert other.outcomes.brings(mode, 0) == pytest.approx(p.outcomes.brings(mode, 0), rel=0.01)
+    Device(other)
+    assert all(other.enlist(Device._request("code", n, 64), Load(4, 0, 0)) for n in range(2 * STRANGERS))
+    store.path.write_text(store.path.read_text().replace('"chances": [', '"chances": [2.0, '))
+    assert not store.load(policy()), "what cannot be is not believed"
+
+
+def test_few_prompts_are_read_before_anything_is_known() -> None:
+    p = policy()
+    Device(p)
+    p.periods.put_reading("eagle3", 1, 1e-4)
+    assert sum(p.enlist(Device._request("code", n, 64), Load(4, 0, 0)) for n in range(40)) == STRANGERS
+
+
+def test_what_is_thought_of_drafts_stays_while_there_are_none() -> None:
+    outcomes, guest = Outcomes(), Guest(0, True)
+    guest.logs[0][0] += 40
+    outcomes.digest([guest], [CHAIN], 40)
+    thought = outcomes.brings(CHAIN, 0)
+    for _ in range(20):
+        outcomes.digest([], [CHAIN], 100)
+    assert thought < 0.2 and outcomes.brings(CHAIN, 0) == thought
+    guest.logs[0][2] += 6
+    outcomes.digest([Guest(0, True, logs=guest.logs)], [CHAIN], 6)
+    assert outcomes.brings(CHAIN, 0) > 0.8, "it is given up sooner, though"
+
+
+def test_steps_in_which_little_was_found_to_say_tell_nothing_about_the_machine() -> None:
+    p = policy()
+    plain, head = p.periods.of(None, 4), p.periods.of(CHAIN, 4)
+    for _ in range(40):
+        p.periods.learn(NGRAM, 4, 4, 0.9 * p.periods.of(NGRAM, 4))
+    assert p.periods.of(NGRAM, 4) < 0.9 * seconds(NGRAM, 4, 4)
+    assert (p.periods.of(None, 4), p.periods.of(CHAIN, 4)) == (plain, head)
+
+
+def test_drafts_that_lose_are_thought_about_anew_whatever_that_takes() -> None:
+    p = policy()
+    device, request = Device(p), Device._request("code", 0, 1 << 20)
+    for _ in range(60):
+        device._step([request])
+    p.clock = itertools.count(0.0, 1e3).__next__
+    p._time, p._cost = -1e6, 1e3
+    assert p._way is not None and p.holds()
+    request.id = "hard 0"
+    p._guests["hard 0"], p._plans["hard 0"] = p._guests.pop("code 0"), p._plans.pop("code 0")
+    steps = next(n for n in range(200) if device._step([request]) and p._way is None)
+    assert steps < 100
+
+
+def test_another_drafter_is_tried_now_and_then_where_one_pays() -> None:
+    """From code, where heads pay, to copies, where n-grams pay more, and heads a little."""
+    CHANCES["both"] = {"eagle3": 0.6, "ngram": 0.95}
+    device = Device(policy())
+    device.run(["code"], 4, 40)
+    device.run(["both"], 4, 160)
+    device.used.clear()
+    device.run(["both"], 4, 40)
+    assert device.used.get("ngram 6", 0) > 0.7 * sum(device.used.values()), device.used
+
+
+def test_a_trial_costs_what_it_took() -> None:
+    p = policy()
+    p._purses["ngram"] = 0.0
+    for period, left in ((seconds(None, 0, 4), 0.75e-3), (3 * seconds(None, 0, 4), -1e-3)):
+        p._purses["ngram"] = 0.0
+        bill = Bill("ngram", 1e-3, 1e-3, 4 / seconds(None, 0, 4), left=1)
+        p._watch(bill, StepTimes(0, 0, 0, 0, 4, period=period, produced=4), 4)
+        assert p._purses["ngram"] == pytest.approx(left, rel=0.5) and p._bill is None
 
 
 def test_real_steps_move_all_modes_and_their_own_most() -> None:

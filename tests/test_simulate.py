@@ -15,15 +15,18 @@ from headstart.core import Draft, Request, SamplingParams, Tree, View
 from headstart.drafters import Drafter, register
 from headstart.errors import BadInput
 from headstart.policy import Load, Wish
+from headstart.policy.adaptive import AdaptivePolicy
+from headstart.policy.ahead import AheadPolicy
 from headstart.policy.costs import Costs, Work
 from headstart.policy.fixed import FixedPolicy
 from headstart.policy.goodput import GoodputPolicy
+from headstart.policy.periods import Mode
 from headstart.policy.recording import Recording
-from headstart.simulate.answers import Answers
+from headstart.simulate.answers import FIRST_TOKEN, Answers
 from headstart.simulate.entrants import Entrant
 from headstart.simulate.machines import PRESETS, Machine, read_machine
 from headstart.simulate.many import compare
-from headstart.simulate.replay import Outcome, Setting
+from headstart.simulate.replay import Outcome, Replay, Setting
 from headstart.traffic import Arrival, Seen, Skill, Trace, header, read_trace, synthesise, to_line, write_trace
 from tests import harness, tiny
 
@@ -186,15 +189,66 @@ def test_noise_troubles_the_policy_and_not_the_clock():
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_adaptive_hardly_ever_loses_on_random_traffic(name: str):
+def test_auto_hardly_ever_loses_on_random_traffic(name: str):
     """The whole bar: `headstart simulate --synthetic 1000`."""
     ratios = []
     for seed in range(10):
         trace = synthesise(seed, PRESETS[name].tick)
-        plain, own = replay(trace, "adaptive", PRESETS[name], noise=0.05)
+        plain, own = replay(trace, "auto", PRESETS[name], noise=0.05)
         assert plain.tokens == own.tokens == trace.tokens
         ratios.append(own.ratio)
     assert min(ratios) > 0.98, ratios
+
+
+# ------------------------------------------------------------------ devices that draft by themselves
+AHEAD = Machine(
+    "ahead", Costs(POINTS), {"eagle3": Work(0.001, 0.0)}, 0.002, {"eagle3": Work(0.003, 0.0)}, True, Work(0.004, 0.0)
+)
+
+
+def test_auto_is_the_policy_that_such_a_machine_has():
+    policies = [Replay(steady(0.5), [], Entrant.parse("auto"), m, Setting()).policy for m in (MACHINE, AHEAD)]
+    assert [type(p) for p in policies] == [AdaptivePolicy, AheadPolicy]
+    periods = policies[1].periods
+    assert periods.of(None, 1) == pytest.approx(0.012) and periods.reading("eagle3", 4) == pytest.approx(0.003)
+    assert periods.of(Mode("eagle3", 15, 5), 4) == pytest.approx(Costs(POINTS).of(64) + 0.002 + 5 * 0.001)
+
+
+def test_what_deciding_and_reading_take_is_counted():
+    plain, own = replay(steady(0.0, 200), "auto", AHEAD)
+    drafting = own.times["draft"] - 0.003  # the prompt has one token, and is not read
+    assert plain.times["around"] == pytest.approx(200 * 0.002)
+    decisions = (own.times["around"] - own.steps * 0.002) / 0.004
+    assert decisions == pytest.approx(round(decisions)) and 1 < decisions < 9
+    assert own.asked["eagle3"] and drafting < 0.1 * own.seconds
+    _, read = replay(steady(0.0, 200, prompt=30), "auto", AHEAD)
+    assert read.times["draft"] == pytest.approx(own.times["draft"] + 0.003, abs=0.002)
+
+
+def test_it_finds_out_what_pays_where_drafts_are_not_seen():
+    _, good = replay(steady(0.9), "auto", AHEAD, noise=0.05)
+    _, fixed = replay(steady(0.9), "fixed:eagle3:4", AHEAD)
+    _, bad = replay(steady(0.02), "auto", AHEAD, noise=0.05)
+    assert good.ratio > 0.9 * fixed.ratio > 1.8 and bad.ratio > 0.98
+    assert replay(steady(0.6), "ahead", AHEAD, noise=0.05) == replay(steady(0.6), "ahead", AHEAD, noise=0.05)
+
+
+def test_a_head_that_rested_drafts_from_the_next_step_on():
+    run = Replay(steady(0.9), [], Entrant.parse("ahead"), AHEAD, Setting())
+    request, wishes = Request([1], SamplingParams(), 0, id="0"), [{"eagle3": Wish(2, 2)}]
+    run._chosen["0"] = ("eagle3",)
+    assert run._attended([request], wishes) is wishes
+    assert run._attended([request], [{}]) == [{}], "it rests"
+    assert run._attended([request], wishes) == [{}] and run._attended([request], wishes) is wishes
+
+
+def test_a_tree_goes_at_least_as_deep_as_the_chain_in_it():
+    answers = Answers(steady(0.5, 400), 0)
+    right = [
+        [sum(t >= FIRST_TOKEN for t in answers.propose("eagle3", at, 5, wide).tokens) for at in range(300)]
+        for wide in (False, True)
+    ]
+    assert all(chain <= tree for chain, tree in zip(*right, strict=True)) and sum(right[1]) > 1.1 * sum(right[0])
 
 
 # ------------------------------------------------------------------ recorded

@@ -702,6 +702,8 @@ def _rehearse(engine: Any, policy: AheadPolicy, store: Store) -> None:
     try:
         if rehearse(engine, policy):
             store.save(policy)
+        if policy.periods.known:
+            engine.at_end = lambda: store.save(policy)  # what drafts bring is worth knowing the next time, too
     except StepFailed as error:
         policy.forget_periods()
         note(f"Drafting could not be tried on this device, so there is none: {error.__cause__!r}.")

@@ -35,6 +35,8 @@ from headstart.policy.stretches import Kind, Seen, Stretch
 EVERY = 16  # steps for which a decision holds,
 SOON = 4  # and where requests are new
 LOSING = 16  # steps with drafts that brought less than plain ones would have: then it is thought about anew
+CLEARLY = 0.9  # of what plain ones would have brought, below which the way itself is doubted,
+DOUBTED, FORGIVEN = 0.9, 1.02  # how much less is then thought of them, and how fast that is forgotten, by decisions
 LOOK = 8  # drafts after which it is looked at what has just begun
 DECIDING = 0.003  # share of the time that decisions may take: with many requests, they are taken less often
 USUAL = 2e-4  # seconds of a decision, at first,
@@ -52,7 +54,10 @@ DOUBT = 1.25  # times that it should come back where the others do not draft: al
 PROBES = 0.005  # share of the time that trying what does not seem to pay may take,
 SAVED = 3  # and for how many trials it is saved up,
 SURELY = 0.2  # of the time of drafts is taken to be lost in a trial, whatever they should bring
-PROBE_STEPS, PROBED = 4, 6  # that a trial takes at most, and drafts that are enough; where a head joins, the first step has none;
+PROBE_STEPS, PROBED = (
+    4,
+    6,
+)  # that a trial takes at most, and drafts that are enough; where a head joins, the first step has none;
 BEHIND = 2  # steps behind it that still show what it took, whatever was thought,
 AT_LEAST = 0.25  # of what was thought, that it counts for,
 RARELY = 300  # steps after which another drafter is tried where one pays
@@ -114,10 +119,9 @@ class AheadPolicy:
         self._wishes: dict[Mode, Wishes] = {}
         self._modes: dict[tuple[str, ...], list[Mode]] = {}  # of these drafters,
         self._fitting: dict[tuple[tuple[str, ...], int], list[list[Mode]]] = {}  # and those that have so much room
-        self._trying = False  # somebody drafts to find out whether it pays,
-        self._began = (
-            False  # or has just begun to, since that seems to pay; so the next decision will not wait for saved time
-        )
+        # somebody drafts to find out whether it pays; or has just begun to, since that seems to pay, so that the next decision
+        # will not wait for saved time
+        self._trying = self._began = False
         self._way: Mode | None = None  # that was decided on
         self._common: Mode | None = None  # that newcomers take until it is decided for them: those that a head reads
         self._steps, self._due = 0, 0  # since the last decision, and when the next is due
@@ -125,6 +129,7 @@ class AheadPolicy:
         self._answers: list[Wishes] = []  # and what was wished for them,
         self._drafts = False  # if anything was
         self._company = 0  # at the last decision
+        self._doubts: dict[Mode, float] = {}  # times what is thought of ways that have lost lately
         self._stretch, self._seen = Stretch(), Seen()
         self._kind: Kind | None = None  # of the last step, where that is known,
         self._period = 0.0  # and how long it took, where that is to be learned if the next is of its kind
@@ -158,10 +163,10 @@ class AheadPolicy:
         self._fitting.clear()
 
     def kept(self) -> dict[str, Any]:
-        return {"periods": self.periods.kept()}
+        return {"periods": self.periods.kept(), "outcomes": self.outcomes.kept()}
 
     def recall(self, kept: Mapping[str, Any]) -> None:
-        self.periods = Periods.recall(kept["periods"])
+        self.periods, self.outcomes = Periods.recall(kept["periods"]), Outcomes.recall(kept["outcomes"])
         self._fitting.clear()
 
     # ------------------------------------------------------------------ who is there
@@ -206,7 +211,9 @@ class AheadPolicy:
         self._arrival.add(pays or hoped)
         return pays or hoped
 
-    def _reading_pays(self, guest: Guest, names: tuple[str, ...], company: int, tokens: float) -> tuple[bool, float, bool]:
+    def _reading_pays(
+        self, guest: Guest, names: tuple[str, ...], company: int, tokens: float
+    ) -> tuple[bool, float, bool]:
         """For a request like the others; the seconds that it takes; and whether nobody has seen drafts of these heads yet."""
         heads = self._known_modes(names)
         if not heads:
@@ -292,6 +299,7 @@ class AheadPolicy:
         self.outcomes.digest(itertools.chain(guests, self._gone), self._ways, self._steps)
         self._gone.clear()
         self._reads.clear()
+        self._doubts = {mode: more for mode, doubt in self._doubts.items() if (more := doubt * FORGIVEN) < 1}
         self._steps, self._due, self._company, self._trying = 0, EVERY, len(requests), False
         most = self.fixed.most(requests, load)
         able = {i: self.choices(requests[i]) for i, n in enumerate(most) if n and load.room > 0 and guests[i].welcome}
@@ -313,15 +321,15 @@ class AheadPolicy:
             self._time = max(min(self._time, 2 * self._cost) - self._cost, -OWED * self._cost)
 
     def _begins(self, before: Mode | None, guests: Sequence[Guest], chosen: Mapping[int, Mode], second: bool) -> bool:
-        """Do requests draft in a way in which they did not before? Then it is looked at soon what that brings: once, or more often where it is
-        hardly known."""
+        """Do requests draft in a way in which they did not before? Then it is looked at soon what that brings: once, or more
+        often where it is hardly known."""
         if self._way is None or self._way == before:
             return False
         return not second or any(self.outcomes.is_new(self._way, guests[i].heat) for i in chosen)
 
     def _choose(self, guests: Sequence[Guest], members: Members, load: Load) -> dict[int, Mode]:
-        """Whoever it pays for drafts the way that pays most; then those whom that drafter may not serve. And now and then somebody
-        drafts in another way, to find out what that brings."""
+        """Whoever it pays for drafts the way that pays most; then those whom that drafter may not serve. And now and then
+        somebody drafts in another way, to find out what that brings."""
         if len(guests) > HOST_MOST:
             members = _some(members, ON_DEVICE)
         speed, mode, drafted = self._best(guests, members, load)
@@ -354,8 +362,8 @@ class AheadPolicy:
         return {}
 
     def _watch(self, bill: Bill, times: StepTimes, company: int) -> None:
-        """What a trial takes beyond what was paid for it is owed: less is left for the next ones of that drafter. What it took less
-        is given back, for the most part."""
+        """What a trial takes beyond what was paid for it is owed: less is left for the next ones of that drafter. What it took
+        less is given back, for the most part."""
         bill.left -= 1
         if company and not times.num_prefill_tokens and not self._behind:
             plain = self.periods.of(None, company)
@@ -425,7 +433,7 @@ class AheadPolicy:
             worths = [self.outcomes.worths(guests[i], modes[-1]) for i in own]
             for mode in modes:
                 speed, best = self._speed(mode, worths, [guests[i].mode == mode for i in own], company)
-                speed *= self.outcomes.curiosity(mode, guests[own[best[0]]].heat)
+                speed *= self.outcomes.curiosity(mode, guests[own[best[0]]].heat) * self._doubts.get(mode, 1.0)
                 if speed > found[0]:
                     found = speed, mode, [own[k] for k in best]
         return found
@@ -438,7 +446,9 @@ class AheadPolicy:
             self._fitting[key] = [list(own) for _, own in itertools.groupby(fitting, key=lambda m: _shape(m)[:2])]
         return self._fitting[key]
 
-    def _speed(self, mode: Mode, worths: Sequence[list[float]], stay: Sequence[bool], company: int) -> tuple[float, list[int]]:
+    def _speed(
+        self, mode: Mode, worths: Sequence[list[float]], stay: Sequence[bool], company: int
+    ) -> tuple[float, list[int]]:
         """Tokens per second with this mode, and for which of these it is: those whom it brings most."""
         at, plain = mode.depth - 1, self.periods.of(None, company)
         worth = [own[at] * STAY if stays else own[at] for own, stays in zip(worths, stay, strict=True)]
@@ -496,14 +506,21 @@ class AheadPolicy:
         self._seen.add(period, times.policy, times.produced, stretch.company * period / plain)
         self._last = stretch.company
         self.plain_steps += not stretch.drafts
-        if stretch.drafts and self._seen.steps >= LOSING and self._seen.produced < self._seen.expected:
-            self._due, self._began = 0, True
+        if stretch.drafts and self._seen.steps % LOSING == 0:
+            self._look_at(self._seen.gain())
         same = self._kind == before and self._steps > 1
         if (
             same and before is not None and self._period
         ):  # nobody came on either side of it: to launch what is new takes the host longer
             self._tell(before, self._period)
         self._period = period if same else 0.0
+
+    def _look_at(self, gain: float) -> None:
+        """So many times what plain steps bring did the last ones with drafts. If that is less, it is thought about at once."""
+        if gain < 1:
+            self._due, self._began = 0, True
+            if gain < CLEARLY and self._way is not None:
+                self._doubts[self._way] = DOUBTED * self._doubts.get(self._way, 1.0)
 
     def _begin(self, times: StepTimes, requests: Sequence[Request]) -> Stretch:
         """A step that does not repeat the last one."""

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from headstart.policy import Wishes
 from headstart.policy.periods import Mode
@@ -177,6 +178,27 @@ class Outcomes:
         self._steps = 0
         self._trust: dict[str, Trust] = {}  # by drafter
 
+    def kept(self) -> list[dict[str, Any]]:
+        """What drafts bring, as JSON can say it."""
+        return [
+            {"drafter": name, "tree": wide, "heat": heat, "seen": known.seen, "chances": known.by_depth(DEEPEST)}
+            for (name, wide, heat), known in self._survival.items()
+            if known.seen >= NEW_TRIES
+        ]
+
+    @classmethod
+    def recall(cls, kept: Iterable[Mapping[str, Any]]) -> Outcomes:
+        """It is the best guess, until drafts are seen again."""
+        out = cls()
+        for own in kept:
+            chances = [float(c) for c in own["chances"]]
+            if not all(0 <= c <= above for above, c in zip([1.0, *chances], chances, strict=False)):
+                raise ValueError("no chances")
+            known = Survival(chances, seen=min(int(own["seen"]), PRIOR_SEEN))
+            known.add([LEFT * c for c in (1.0, *chances)])
+            out._survival[str(own["drafter"]), bool(own["tree"]), int(own["heat"])] = known
+        return out
+
     def digest(self, guests: Iterable[Guest], ways: Sequence[Mode], steps: int) -> None:
         """So many steps are over: read their logs."""
         self._steps += steps
@@ -218,10 +240,12 @@ class Outcomes:
         """The chance that such a draft is right to depth 1, 2, ..."""
         found = self._general[mode.drafter].get((mode, heat))
         if found is None:
-            found = self._of(mode, heat).by_depth(mode.depth)
+            known = self._of(mode, heat)
+            found = known.by_depth(mode.depth)
             chain = self._survival.get((mode.drafter, False, heat))
             if mode.branches and chain is not None and chain.tries >= SOME:  # a tree has the chain in it
-                least = [AT_LEAST * chance for chance in chain.by_depth(mode.depth)]
+                times = AT_LEAST if known.tries < SOME else 1.0
+                least = [times * chance for chance in chain.by_depth(mode.depth)]
                 found = [max(own, min(0.98, other)) for own, other in zip(found, least, strict=True)]
             self._general[mode.drafter][mode, heat] = found
         return found

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-FORMAT = 4
+FORMAT = 5
 
 
 class Keeps(Protocol):

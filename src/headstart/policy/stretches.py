@@ -55,6 +55,7 @@ class Seen:
     deciding: float = 0.0  # seconds of them
     produced: int = 0  # tokens,
     expected: float = 0.0  # and those of plain steps in the same time
+    looked: tuple[int, float] = (0, 0.0)  # both, when that was looked at last
     drafts: defaultdict[int, list[int]] = field(
         default_factory=lambda: defaultdict(lambda: [0, 0])
     )  # steps and nodes, by way
@@ -75,6 +76,11 @@ class Seen:
     def add(self, seconds: float, deciding: float, produced: int, expected: float) -> None:
         self.steps, self.seconds, self.deciding = self.steps + 1, self.seconds + seconds, self.deciding + deciding
         self.produced, self.expected = self.produced + produced, self.expected + expected
+
+    def gain(self) -> float:
+        """Over plain steps, since this was asked last."""
+        (produced, expected), self.looked = self.looked, (self.produced, self.expected)
+        return (self.produced - produced) / (self.expected - expected)
 
     def tell(self, kind: Kind, seconds: float) -> None:
         """A step that nothing came before or behind, and so long did it take."""

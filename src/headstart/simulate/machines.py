@@ -25,7 +25,9 @@ class Machine:
     costs: Costs
     work: Mapping[str, Work]
     around: float = 0.0  # of each step, outside forward and drafters
-    reading: Mapping[str, Work] = field(default_factory=dict)  # of drafters that read along: by prompts and their tokens
+    reading: Mapping[str, Work] = field(
+        default_factory=dict
+    )  # of drafters that read along: by prompts and their tokens
     ahead: bool = False  # it drafts by itself, before anyone has seen the drafts: who drafts is decided beforehand,
     deciding: Work = field(default_factory=Work)  # and how long that takes, by requests
 

@@ -138,7 +138,14 @@ class Replay:
         self._commit(plan, trees, verdicts)
         produced = len(verdicts) + sum(len(v.accepted) for v in verdicts)
         times = self._measured(target, errands, rows, plan, reach)
-        times = replace(times, period=times.period + deciding, produced=produced, policy=deciding, asked=self._asked, drafted=[len(t) for t in trees])
+        times = replace(
+            times,
+            period=times.period + deciding,
+            produced=produced,
+            policy=deciding,
+            asked=self._asked,
+            drafted=[len(t) for t in trees],
+        )
         self.policy.learn(times, [p.request for p in ready], verdicts)
 
     def _measured(self, target: float, errands: Sequence[Errand], rows: int, plan: Plan, reach: float) -> StepTimes:
