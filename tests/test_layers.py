@@ -137,7 +137,8 @@ def test_there_is_no_circle():
         "text",
         "kv",
         "scheduler",
-        "simulate",
+        "simulate/machines",
+        "simulate/replay",
     ],
 )
 def test_numbers_and_text_need_no_tensors(module: str):
