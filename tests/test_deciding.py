@@ -4,6 +4,7 @@ out which way to draft is best, for whom, and that none is."""
 from __future__ import annotations
 
 import itertools
+import json
 import random
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -17,10 +18,11 @@ from headstart import rehearse
 from headstart.config import parse_speculative
 from headstart.core import Request, SamplingParams, Verdict
 from headstart.policy import Load, StepTimes
-from headstart.policy.ahead import LOOK, PROBES, STRANGERS, AheadPolicy, Bill
-from headstart.policy.outcomes import Guest, Outcomes
+from headstart.policy.ahead import LOOK, STRANGERS, AheadPolicy
+from headstart.policy.outcomes import Guest, Outcomes, Own
 from headstart.policy.periods import Mode, Periods, modes_of
 from headstart.policy.store import Store
+from headstart.policy.trials import PROBES, Trials
 from headstart.shapes import within
 from tests import harness, tiny
 
@@ -499,8 +501,17 @@ def test_what_drafts_brought_is_kept_too(tmp_path: Path) -> None:
         assert other.outcomes.brings(mode, 0) == pytest.approx(p.outcomes.brings(mode, 0), rel=0.01)
     Device(other)
     assert all(other.enlist(Device._request("code", n, 64), Load(4, 0, 0)) for n in range(2 * STRANGERS))
-    store.path.write_text(store.path.read_text().replace('"chances": [', '"chances": [2.0, '))
-    assert not store.load(policy()), "what cannot be is not believed"
+    said = json.loads(store.path.read_text())
+    for chances in ([2.0, 1, 1, 1, 1], [0.5], [0.5] * 9, [0.1, 0.2, 0.1, 0.1, 0.1]):
+        said["outcomes"][0]["chances"] = chances
+        store.path.write_text(json.dumps(said))
+        assert not store.load(policy()), "what cannot be is not believed"
+
+
+def test_one_short_answer_is_kept() -> None:
+    p = policy()
+    Device(p).run(["code"], 1, 2, tokens=40)
+    assert p.kept()["outcomes"] and not p._gone
 
 
 def test_few_prompts_are_read_before_anything_is_known() -> None:
@@ -515,9 +526,12 @@ def test_what_is_thought_of_drafts_stays_while_there_are_none() -> None:
     guest.logs[0][0] += 40
     outcomes.digest([guest], [CHAIN], 40)
     thought = outcomes.brings(CHAIN, 0)
+    known = outcomes._of(CHAIN, 0)
+    known.wane(2000)
+    assert thought < 0.2 and sum(known.by_depth(2)) == pytest.approx(thought) and known.tries < 5
     for _ in range(20):
         outcomes.digest([], [CHAIN], 100)
-    assert thought < 0.2 and outcomes.brings(CHAIN, 0) == thought
+    assert outcomes.brings(CHAIN, 0) == thought
     guest.logs[0][2] += 6
     outcomes.digest([Guest(0, True, logs=guest.logs)], [CHAIN], 6)
     assert outcomes.brings(CHAIN, 0) > 0.8, "it is given up sooner, though"
@@ -546,6 +560,34 @@ def test_drafts_that_lose_are_thought_about_anew_whatever_that_takes() -> None:
     assert steps < 100
 
 
+def test_one_step_that_something_held_up_is_no_loss() -> None:
+    p = policy()
+    device, requests = Device(p), [Device._request("code", i, 1 << 20) for i in range(4)]
+    for n in range(300):
+        device.late = 0.02 if n % 60 == 59 else 0.0
+        device._step(requests)
+    assert not p._doubts and p._way is not None
+
+
+def test_a_request_that_never_drafts_stays_as_it_was_known() -> None:
+    own = Own()
+    own.add([0.6, 0.4], [20, 2, 0])
+    before = own.worths([0.6, 0.4])
+    for _ in range(10_000):
+        own.fade()
+    assert before[-1] < own.worths([0.6, 0.4])[-1] == pytest.approx(1.0, abs=1e-3), "like the others, in the end"
+
+
+def test_a_bill_is_for_the_company_of_each_step() -> None:
+    for companies in ((4, 8, 8, 8), (4, 2, 2, 1)):
+        trials = Trials()
+        trials.share_out({"ngram": 1})
+        trials.pay("ngram", 2e-3, 1.0, 6, free=True)
+        for company in companies:
+            trials.watch(StepTimes(0, 0, 0, 0, 4, period=1e-3 * company, produced=company), company, 1e-3 * company)
+        assert trials.purses["ngram"] == pytest.approx(-0.25 * 2e-3)
+
+
 def test_another_drafter_is_tried_now_and_then_where_one_pays() -> None:
     """From code, where heads pay, to copies, where n-grams pay more, and heads a little."""
     CHANCES["both"] = {"eagle3": 0.6, "ngram": 0.95}
@@ -558,13 +600,33 @@ def test_another_drafter_is_tried_now_and_then_where_one_pays() -> None:
 
 
 def test_a_trial_costs_what_it_took() -> None:
-    p = policy()
-    p._purses["ngram"] = 0.0
-    for period, left in ((seconds(None, 0, 4), 0.75e-3), (3 * seconds(None, 0, 4), -1e-3)):
-        p._purses["ngram"] = 0.0
-        bill = Bill("ngram", 1e-3, 1e-3, 4 / seconds(None, 0, 4), left=1)
-        p._watch(bill, StepTimes(0, 0, 0, 0, 4, period=period, produced=4), 4)
-        assert p._purses["ngram"] == pytest.approx(left, rel=0.5) and p._bill is None
+    plain = 2e-3
+    for took, left in ((plain, 0.75), (1.5 * plain, 0.5), (9 * plain, -1.0)):
+        trials = Trials()
+        trials.saved = 1.0
+        trials.share_out({"ngram": 1})
+        assert trials.pay("ngram", plain, 1.0, 6, free=False) and trials.bill is not None
+        before, paid = trials.purses["ngram"], trials.bill.paid
+        trials.watch(
+            StepTimes(0, 0, 0, 0, 4, num_prefill_tokens=9, period=1.0), 4, plain
+        )  # prompts, and a step behind them,
+        trials.watch(StepTimes(0, 0, 0, 0, 4, period=1.0, produced=4), 4, plain)  # tell nothing
+        trials.watch(StepTimes(0, 0, 0, 0, 4, period=plain, produced=4), 4, plain)
+        trials.watch(StepTimes(0, 0, 0, 0, 4, period=took, produced=4), 4, plain)
+        assert trials.bill is None
+        assert trials.purses["ngram"] - before == pytest.approx(paid - (1 - left) * plain)
+
+
+def test_a_trial_waits_for_its_price_unless_it_is_free() -> None:
+    trials = Trials()
+    trials.share_out({"ngram": 1, "eagle3": 2})
+    assert not trials.pay("eagle3", 1e-3, 1.0, 1, free=False) and trials.pay("eagle3", 1e-3, 1.0, 1, free=True)
+    trials.saved = 3e-3
+    trials.share_out({"ngram": 1, "eagle3": 2})
+    assert trials.purses == pytest.approx({"ngram": 1e-3, "eagle3": 2e-3}) and trials.saved == 0.0
+    assert not trials.pay("ngram", 1e-3, 1.0, 1, free=False), "not before it is known what the last one took"
+    trials.bill = None
+    assert not trials.pay("ngram", 3e-3, 1.0, 1, free=False) and trials.pay("ngram", 1e-3, 1.0, 1, free=False)
 
 
 def test_real_steps_move_all_modes_and_their_own_most() -> None:

@@ -213,9 +213,11 @@ class Engine:
         for request in [*self.scheduler.running, *self.scheduler.waiting]:
             self.abort(request)
         self._flight, self._parcels = None, []
-        self.at_end()
-        self.drafting.close()
-        self.runner.release()
+        try:
+            self.at_end()
+        finally:
+            self.drafting.close()
+            self.runner.release()
 
     @property
     def seconds(self) -> dict[str, float]:

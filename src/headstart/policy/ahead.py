@@ -31,11 +31,12 @@ from headstart.policy.outcomes import Guest, Outcomes
 from headstart.policy.periods import Mode, Periods, is_wild, modes_of
 from headstart.policy.shares import Line, Share, heat_of
 from headstart.policy.stretches import Kind, Seen, Stretch
+from headstart.policy.trials import DEAREST, Trials, steps_of
 
 EVERY = 16  # steps for which a decision holds,
 SOON = 4  # and where requests are new
-LOSING = 16  # steps with drafts that brought less than plain ones would have: then it is thought about anew
-CLEARLY = 0.9  # of what plain ones would have brought, below which the way itself is doubted,
+LOSING, LOSES = 16, 0.97  # steps with drafts, and of what plain ones bring, below which it is thought about anew,
+CLEARLY = 0.9  # and below which the way itself is doubted,
 DOUBTED, FORGIVEN = 0.9, 1.02  # how much less is then thought of them, and how fast that is forgotten, by decisions
 LOOK = 8  # drafts after which it is looked at what has just begun
 DECIDING = 0.003  # share of the time that decisions may take: with many requests, they are taken less often
@@ -51,19 +52,9 @@ STRANGERS = 4  # prompts that are read before anything is known of what that bri
 CHURN = 8  # steps after which newcomers are looked at together, where more and more come,
 ARRIVALS = 0.1  # and how fast it is learned what newcomers take, and what it takes to read them
 DOUBT = 1.25  # times that it should come back where the others do not draft: alone it does not pay
-PROBES = 0.005  # share of the time that trying what does not seem to pay may take,
-SAVED = 3  # and for how many trials it is saved up,
-SURELY = 0.2  # of the time of drafts is taken to be lost in a trial, whatever they should bring
-PROBE_STEPS, PROBED = (
-    4,
-    6,
-)  # that a trial takes at most, and drafts that are enough; where a head joins, the first step has none;
-BEHIND = 2  # steps behind it that still show what it took, whatever was thought,
-AT_LEAST = 0.25  # of what was thought, that it counts for,
+SURELY = 0.2  # of the time of drafts is taken to be lost in a trial, whatever they should bring,
 RARELY = 300  # steps after which another drafter is tried where one pays
-BOTHER = 0.3  # how far one moves what the next is thought to take,
-DEAREST = 3.0  # and what one step may count for, in plain ones
-AROUND = 16  # and for how many requests that are not new the host needs one more step to begin and to end it
+AROUND = 16  # for how many requests that are not new the host needs one more step to begin and to end a trial
 STAY = 1.05  # times what a draft should bring counts for those that draft so already: to begin and to end takes time
 HOST_MOST = 4  # requests up to which a drafter on the host is thought about: it makes the device wait for each of them
 SOLE = ("ngram", "suffix", "draft_model")  # those that need no reading along
@@ -71,18 +62,6 @@ ON_DEVICE = ("ngram", *HEADS)
 WIDEST = 64  # nodes of a draft, so that more room is all the same
 Members = Mapping[int, Sequence[str]]  # the numbers of requests, and the drafters that may serve them
 Choice = tuple[float, Mode | None, list[int]]  # tokens per second, with which mode, for which requests
-
-
-@dataclass
-class Bill:
-    """What a trial took, less what was paid for it beforehand."""
-
-    drafter: str
-    paid: float
-    thought: float  # that it would take
-    speed: float  # tokens per second that would come else
-    seconds: float = 0.0  # that it took
-    left: int = 0  # steps that are still to be seen
 
 
 @dataclass
@@ -140,11 +119,7 @@ class AheadPolicy:
         self._arrival: Newcomers | None = None  # the last of them, and of those that nobody reads;
         self._arrivals = Line(ARRIVALS)  # how much longer steps take for one of these, by its tokens,
         self._dearer = 0.0  # and how much longer again for one that a head reads
-        self._purse = 0.0  # seconds saved up for trials,
-        self._purses: dict[str, float] = {}  # and what drafters have got of them
-        self._bill: Bill | None = None  # of the last trial,
-        self._behind = False  # the last step had prompts, so the next one waits for them
-        self._bother = 0.5  # and how many times what was thought they take
+        self._trials = Trials()
         self._books: dict[str, list[int]] = {}  # for people: drafter -> steps in which it drafted, nodes
         self._heard: dict[str, int] = {}  # drafter -> the step in which it drafted last,
         self._now = 0  # of so many
@@ -163,6 +138,8 @@ class AheadPolicy:
         self._fitting.clear()
 
     def kept(self) -> dict[str, Any]:
+        self.outcomes.digest(itertools.chain(self._guests.values(), self._gone), self._ways, 0)
+        self._gone.clear()
         return {"periods": self.periods.kept(), "outcomes": self.outcomes.kept()}
 
     def recall(self, kept: Mapping[str, Any]) -> None:
@@ -332,7 +309,7 @@ class AheadPolicy:
         somebody drafts in another way, to find out what that brings."""
         if len(guests) > HOST_MOST:
             members = _some(members, ON_DEVICE)
-        speed, mode, drafted = self._best(guests, members, load)
+        _, mode, drafted = self._best(guests, members, load)
         self._way, self._common = mode, mode if mode is not None and mode.drafter not in SOLE else None
         if mode is None:
             return self._trial(guests, members, len(guests), load)
@@ -343,36 +320,23 @@ class AheadPolicy:
             chosen |= dict.fromkeys(more, other) if other is not None else {}
         late = {n for names in members.values() for n in names if self._now - self._heard.get(n, -RARELY) > RARELY}
         rest = _some(members, late - {served})
-        return chosen | self._trial(guests, rest, len(guests), load, speed)
+        return chosen | self._trial(guests, rest, len(guests), load, max(1.0, self._gain))
 
     def _trial(
-        self, guests: Sequence[Guest], members: Members, company: int, load: Load, speed: float = 0.0
+        self, guests: Sequence[Guest], members: Members, company: int, load: Load, gain: float = 1.0
     ) -> dict[int, Mode]:
         """Of the drafter that was heard longest ago and can pay, in its cheapest way: for newcomers, whom a head need not
-        join; for some of those that it was asked least for; or for all, where that costs less. `speed`: tokens per second of
-        what they do else, where that is not to decode plainly."""
+        join; for some of those that it was asked least for; or for all, where that costs less. `gain`: times what plain steps
+        bring, that what they do else does."""
         names = {n for own in members.values() for n in own}
-        self._share_out(names)
+        self._trials.share_out({n: 1 if n in SOLE else 2 for n in names})  # heads get more, since they promise more
         for name in sorted(names, key=lambda n: self._heard.get(n, -1)):
             modes = [m for m in self._known_modes([name]) if m.nodes <= load.room]
             mode = min(modes, key=lambda m: self.periods.extra(m, 1, 1), default=None)
-            if mode is not None and (chosen := self._try(mode, guests, members, company, speed)):
-                self._due, self._trying = self._steps + _probe_steps(len(chosen)), True
+            if mode is not None and (chosen := self._try(mode, guests, members, company, gain)):
+                self._due, self._trying = self._steps + steps_of(len(chosen)), True
                 return dict.fromkeys(chosen, mode)
         return {}
-
-    def _watch(self, bill: Bill, times: StepTimes, company: int) -> None:
-        """What a trial takes beyond what was paid for it is owed: less is left for the next ones of that drafter. What it took
-        less is given back, for the most part."""
-        bill.left -= 1
-        if company and not times.num_prefill_tokens and not self._behind:
-            plain = self.periods.of(None, company)
-            bill.seconds += min(times.period, DEAREST * plain) - times.produced / bill.speed
-        if not bill.left:
-            took = min(DEAREST, max(AT_LEAST, bill.seconds / bill.thought))
-            self._purses[bill.drafter] += bill.paid - took * bill.thought
-            self._bother += BOTHER * (took - self._bother)
-            self._bill = None
 
     def _receive(self, arrival: Newcomers, times: StepTimes, company: int) -> Newcomers | None:
         """What is seen of it tells what reading a prompt takes here: a rehearsal may have had a faster host."""
@@ -390,37 +354,24 @@ class AheadPolicy:
             self._dearer += moves * (min(DEAREST * plain, max(0.0, more)) - self._dearer)
         return None
 
-    def _share_out(self, names: Iterable[str]) -> None:
-        """What was saved up goes to these drafters: heads get more, since they promise more."""
-        shares = {n: 1 if n in SOLE else 2 for n in names}
-        for name, share in shares.items():
-            self._purses[name] = self._purses.get(name, 0.0) + self._purse * share / sum(shares.values())
-        self._purse = 0.0 if shares else self._purse
-
-    def _try(self, mode: Mode, guests: Sequence[Guest], members: Members, company: int, speed: float) -> list[int]:
-        """For whom; nobody, where the time has not been saved up. The first drafts of a shape are tried in any case."""
+    def _try(self, mode: Mode, guests: Sequence[Guest], members: Members, company: int, gain: float) -> list[int]:
+        """For whom; nobody, where the time has not been saved up. Where nobody drafts, the first drafts of a shape are tried in
+        any case."""
         own = sorted((i for i, n in members.items() if mode.drafter in n), key=lambda i: guests[i].known(mode.drafter))
         new = [i for i in own if not guests[i].decided and mode.drafter not in SOLE]
         plain, each = self.periods.of(None, company), sum(self.outcomes.worth(guests[i], mode) for i in own)
-        speed = speed or company / plain
-        else_ = max(0.0, speed * plain / company - 1)  # tokens that drafts bring them now
 
         def costs(count: int) -> float:
-            brings = plain * (each / len(own) - else_) * count / company
+            brings = plain * (each / len(own) - (gain - 1)) * count / company
             around = plain if count == len(new) else (1 + company / AROUND) * plain
             extra = self.periods.extra(mode, count, company)
-            return around + _probe_steps(count) * max(SURELY * extra, extra - brings)
+            return around + steps_of(count) * max(SURELY * extra, extra - brings)
 
         count = min({len(new) or 1, max(1, len(own) // 8), len(own)}, key=costs)
-        thought = costs(count) + self._cost
-        free = not else_ and self.outcomes.is_new(mode, guests[own[0]].heat)
-        cost = 0.0 if free else self._bother * thought
-        saved = min(self._purses[mode.drafter], SAVED * self._bother * thought)
-        pays = saved >= cost
-        self._purses[mode.drafter] = saved - cost * pays
-        if pays:
-            self._bill = Bill(mode.drafter, cost, thought, speed, left=_probe_steps(count) + BEHIND)
-        return (new if count == len(new) else own[:count]) if pays else []
+        free = gain == 1.0 and self.outcomes.is_new(mode, guests[own[0]].heat)
+        if not self._trials.pay(mode.drafter, costs(count) + self._cost, gain, count, free):
+            return []
+        return new if count == len(new) else own[:count]
 
     def _best(self, guests: Sequence[Guest], members: Members, load: Load) -> Choice:
         """What makes most tokens per second, and for whom. No mode: plain steps do."""
@@ -484,14 +435,13 @@ class AheadPolicy:
         if self.rehearses or not self.periods.known:
             return
         self._steps, self._now, period = self._steps + 1, self._now + 1, times.period
-        self._purse += PROBES * period
         self._time += DECIDING * period
         self._reading += READING * period
-        if self._bill is not None:
-            self._watch(self._bill, times, len(requests))
+        company = len(requests)
+        self._trials.watch(times, company, self.periods.of(None, company))
         if times.asked is not self._stretch.asked:
             self._stretch = self._begin(times, requests)
-        stretch, self._behind = self._stretch, times.num_prefill_tokens > 0
+        stretch = self._stretch
         if self._arrival is not None:
             alone = not stretch.drafts and self._common is None and len(requests)  # nobody drafts
             self._arrival = self._receive(self._arrival, times, len(requests)) if alone else None
@@ -506,8 +456,10 @@ class AheadPolicy:
         self._seen.add(period, times.policy, times.produced, stretch.company * period / plain)
         self._last = stretch.company
         self.plain_steps += not stretch.drafts
-        if stretch.drafts and self._seen.steps % LOSING == 0:
-            self._look_at(self._seen.gain())
+        if stretch.drafts and self._kind is not None and not is_wild(period, self._usual(self._kind)):
+            self._seen.watch(times.produced, stretch.company * (period - times.policy) / plain)
+            if self._seen.watched == LOSING:
+                self._look_at(self._seen.gain())
         same = self._kind == before and self._steps > 1
         if (
             same and before is not None and self._period
@@ -517,7 +469,7 @@ class AheadPolicy:
 
     def _look_at(self, gain: float) -> None:
         """So many times what plain steps bring did the last ones with drafts. If that is less, it is thought about at once."""
-        if gain < 1:
+        if gain < LOSES:
             self._due, self._began = 0, True
             if gain < CLEARLY and self._way is not None:
                 self._doubts[self._way] = DOUBTED * self._doubts.get(self._way, 1.0)
@@ -539,11 +491,15 @@ class AheadPolicy:
 
     def _tell(self, kind: Kind, seconds: float) -> None:
         """So long did a step of this kind take."""
+        if not is_wild(seconds, self._usual(kind)):
+            self._seen.tell(kind, seconds)
+
+    def _usual(self, kind: Kind) -> float:
+        """Seconds of such a step, as was thought at the last decision."""
         usual = self._seen.usual
         if kind not in usual:
             usual[kind] = self.periods.step(*self._named(kind))
-        if not is_wild(seconds, usual[kind]):
-            self._seen.tell(kind, seconds)
+        return usual[kind]
 
     def _named(self, kind: Kind) -> tuple[Mode | None, int, int]:
         way, count, company = kind
@@ -567,7 +523,7 @@ class AheadPolicy:
         if request.finish_reason in ("stop", "length") and not self.rehearses:
             self._tokens += 0.05 * (request.num_output - self._tokens)
         self._plans.pop(request.id, None)
-        if (guest := self._guests.pop(request.id, None)) is not None:
+        if (guest := self._guests.pop(request.id, None)) is not None and guest.logs:
             self._gone.append(guest)
         if not self._guests:  # so that it is told, too, if nobody else comes
             self._learn_seen()
@@ -576,12 +532,17 @@ class AheadPolicy:
     def plain_seconds(self, company: int, context: float = 0.0) -> float:
         return self.periods.of(None, company) if self.periods.known else 0.0
 
+    @property
+    def _gain(self) -> float:
+        """Over plain decoding, as it was measured."""
+        return self.yields.value(weight=0.0) if self.yields.expected else 1.0
+
     def explain(self) -> Explanation:
         if not self.periods.known:
             return Explanation("adaptive")
         company, (deciding, whole) = self._last, self._shares
         plain = self.periods.of(None, company)
-        gain = self.yields.value(weight=0.0) if self.yields.expected else 1.0
+        gain = self._gain
         return Explanation(
             policy="adaptive",
             speedup_estimate=gain,
@@ -602,11 +563,6 @@ class AheadPolicy:
             steps, 0, nodes, None, 1e3 * extras[best] / best.nodes / company, 0.0, size=str(best),
             brings=self.outcomes.brings(best, 0), needs=extras[best] / plain,
         )  # fmt: skip
-
-
-def _probe_steps(count: int) -> int:
-    """Of a trial for so many requests."""
-    return min(PROBE_STEPS, 1 + -(-PROBED // count))
 
 
 def _shape(mode: Mode) -> tuple[str, bool, int]:

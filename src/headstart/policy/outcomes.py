@@ -61,7 +61,7 @@ class Own:
 
     def fade(self) -> None:
         """It was not asked for a while."""
-        self.left *= RELIEF
+        self.left = max(1e-6, RELIEF * self.left)
 
     def worths(self, general: Sequence[float], trust: float = 1.0) -> list[float]:
         """Tokens that a draft for this request should bring, down to depth 1, 2, ... Where nothing is known of one, drafts are
@@ -124,6 +124,8 @@ class Survival:
         self.before = self.by_depth(len(self.before))
         left = min(1.0, max((1 - WANES) ** steps, LEFT / max(LEFT, self.tries)))
         self.tried, self.right = [left * x for x in self.tried], [left * x for x in self.right]
+        for k, (above, chance) in enumerate(itertools.pairwise([1.0, *self.before])):
+            self.right[k] = self.tried[k] * chance / max(above, 1e-9)
 
     def age(self, now: int, drafts: int) -> None:
         """There are new ones, in so many of the last steps."""
@@ -191,12 +193,13 @@ class Outcomes:
         """It is the best guess, until drafts are seen again."""
         out = cls()
         for own in kept:
-            chances = [float(c) for c in own["chances"]]
-            if not all(0 <= c <= above for above, c in zip([1.0, *chances], chances, strict=False)):
+            name, chances = str(own["drafter"]), [float(c) for c in own["chances"]]
+            falls = all(0 <= c <= above for above, c in zip([1.0, *chances], chances, strict=False))
+            if not falls or len(chances) != len(FIRST.get(name, FIRST["head"])):
                 raise ValueError("no chances")
             known = Survival(chances, seen=min(int(own["seen"]), PRIOR_SEEN))
             known.add([LEFT * c for c in (1.0, *chances)])
-            out._survival[str(own["drafter"]), bool(own["tree"]), int(own["heat"])] = known
+            out._survival[name, bool(own["tree"]), int(own["heat"])] = known
         return out
 
     def digest(self, guests: Iterable[Guest], ways: Sequence[Mode], steps: int) -> None:

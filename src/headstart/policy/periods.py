@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from headstart import shapes
+from headstart.drafters import WEIGHTLESS
 
 SHIFT, FOLLOW = 0.03, 0.03  # how far one step moves all modes, and its own
 LITTLE, MOST = 0.2, 3.0  # of what drafts for some should take, the least that a step tells, and how far that goes
@@ -119,7 +120,8 @@ class Periods:
             more = max(seconds - plain, LITTLE * extra) / extra if extra else 1.0
             self._few[mode] = min(MOST, max(1 / MOST, self._few[mode] * more ** (1 - (1 - FOLLOW) ** steps)))
             return
-        shift = 0.0 if mode is not None and mode.drafter in SIZES else SHIFT  # it does not always find something to say
+        finds = mode is None or mode.drafter not in WEIGHTLESS  # others do not always have something to say
+        shift = SHIFT if finds else 0.0
         moves = (1 - (1 - shift - FOLLOW) ** steps) / (shift + FOLLOW)
         self._scale *= (seconds / usual) ** (moves * shift)
         self._own[mode] *= (seconds / usual) ** (moves * FOLLOW)

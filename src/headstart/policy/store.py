@@ -40,7 +40,7 @@ class Store:
         """Begin with what is known. False: nothing is, or nothing that can be read."""
         try:
             policy.recall(json.loads(self.path.read_text(encoding="utf-8")))
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError):
+        except (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError):
             return False
         return True
 

@@ -55,7 +55,6 @@ class Seen:
     deciding: float = 0.0  # seconds of them
     produced: int = 0  # tokens,
     expected: float = 0.0  # and those of plain steps in the same time
-    looked: tuple[int, float] = (0, 0.0)  # both, when that was looked at last
     drafts: defaultdict[int, list[int]] = field(
         default_factory=lambda: defaultdict(lambda: [0, 0])
     )  # steps and nodes, by way
@@ -63,6 +62,9 @@ class Seen:
         default_factory=lambda: defaultdict(lambda: [0, 0.0])
     )  # steps, seconds
     usual: dict[Kind, float] = field(default_factory=dict)  # seconds of such a step, as was thought
+    watched: int = 0  # steps with drafts since that was looked at last,
+    came: int = 0  # their tokens,
+    instead: float = 0.0  # and those of plain steps in the same time
 
     def count(self, stretch: Stretch, sizes: Sequence[int]) -> None:
         """Drafts were so large."""
@@ -77,10 +79,15 @@ class Seen:
         self.steps, self.seconds, self.deciding = self.steps + 1, self.seconds + seconds, self.deciding + deciding
         self.produced, self.expected = self.produced + produced, self.expected + expected
 
+    def watch(self, came: int, instead: float) -> None:
+        """A step with drafts."""
+        self.watched, self.came, self.instead = self.watched + 1, self.came + came, self.instead + instead
+
     def gain(self) -> float:
         """Over plain steps, since this was asked last."""
-        (produced, expected), self.looked = self.looked, (self.produced, self.expected)
-        return (self.produced - produced) / (self.expected - expected)
+        gain = self.came / self.instead
+        self.watched, self.came, self.instead = 0, 0, 0.0
+        return gain
 
     def tell(self, kind: Kind, seconds: float) -> None:
         """A step that nothing came before or behind, and so long did it take."""

@@ -82,7 +82,8 @@ class Replay:
         self.policy = entrant.make(lambda r: self._chosen[r.id], machine, self._noise)
         if isinstance(self.policy, AheadPolicy):
             self.policy.clock = self._look
-        self._looks = 0  # of the policy at its clock, in this step
+        self._looks = 0  # of the policy at its clock, in this step,
+        self._asking: list[Request] = []  # and for whom
         self._resting: set[str] = set()  # requests that heads have left alone: they have to join again
         self._asked: list[Wishes] = []  # what drafters were asked for at first, in this step
         self.clock, self.out = 0.0, Outcome(entrant.name)
@@ -132,15 +133,16 @@ class Replay:
         ready = plan.ready
         rows, reach = self._rows(plan, trees)
         target, drafting = self.machine.forward(plan, rows, reach), sum(e.seconds for e in errands)
-        deciding = self._looks // 2 * self.machine.deciding.of(1, len(ready))
-        self._account(drafting + self._reading(plan), target, deciding, errands)
+        deciding = self._thought
+        reading = self._reading(plan)
+        self._account(drafting + reading, target, deciding, errands)
         verdicts = [self._verdict(p.request, t) for p, t in zip(ready, trees, strict=True)]
         self._commit(plan, trees, verdicts)
         produced = len(verdicts) + sum(len(v.accepted) for v in verdicts)
         times = self._measured(target, errands, rows, plan, reach)
         times = replace(
             times,
-            period=times.period + deciding,
+            period=times.period + self._noise(reading) + deciding,
             produced=produced,
             policy=deciding,
             asked=self._asked,
@@ -158,7 +160,12 @@ class Replay:
     def _look(self) -> float:
         """The clock of a policy that decides beforehand: it looks before each decision and behind it."""
         self._looks += 1
-        return self.clock + self._looks // 2 * self.machine.deciding.of(1, len(self.running))
+        return self.clock + self._thought
+
+    @property
+    def _thought(self) -> float:
+        """Seconds of this step's decisions."""
+        return self._looks // 2 * self.machine.deciding.of(1, len(self._asking))
 
     def _reading(self, plan: Plan) -> float:
         """Seconds in which drafters read prompts."""
@@ -185,7 +192,7 @@ class Replay:
         requests = [p.request for p in plan.ready]
         proposals: list[dict[str, Tree]] = [{} for _ in requests]
         errands: list[Errand] = []
-        self._looks = 0
+        self._looks, self._asking = 0, requests
         self._asked = wishes = self._attended(requests, self.policy.ask(requests, proposals, load))
         while any(wishes):
             self._propose(plan, self._reserve(plan, wishes), proposals, errands)

@@ -1,0 +1,86 @@
+"""Trials of drafts that do not seem to pay: the time that is saved up for them, and what they really took."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from headstart.policy import StepTimes
+
+PROBES = 0.005  # share of the time that trials may take,
+SAVED = 3  # and for how many of them it is saved up
+PROBE_STEPS = 4  # that a trial takes at most; where a head has to join, the first of them is without drafts;
+PROBED = 6  # drafts that are enough;
+BEHIND = 2  # steps behind it that still show what it took, whatever was thought,
+DEAREST = 3.0  # and what one step may count for, in plain ones
+AT_LEAST, WORST = 0.25, 3.0  # times what was thought, that a trial counts for
+FIRST, BOTHER = 0.5, 0.3  # how much of it trials are thought to take at first, and how far one moves that
+
+
+@dataclass
+class Bill:
+    """What a trial was to take, what was paid for it, and what it took."""
+
+    drafter: str
+    paid: float
+    thought: float
+    gain: float  # times what plain steps bring, that would come else
+    left: int  # steps that are still to be seen
+    seconds: float = 0.0
+
+
+class Trials:
+    """Each drafter has a purse of its own."""
+
+    def __init__(self) -> None:
+        self.saved = 0.0  # seconds that nobody has got yet
+        self.purses: dict[str, float] = {}
+        self.bill: Bill | None = None  # of the last trial
+        self.bother = FIRST  # how many times what was thought they take
+        self._late = False  # the last step had prompts, so this one waits for them
+
+    def share_out(self, weights: Mapping[str, int]) -> None:
+        """What was saved up goes to these drafters."""
+        for name, weight in weights.items():
+            self.purses[name] = self.purses.get(name, 0.0) + self.saved * weight / sum(weights.values())
+        self.saved = 0.0 if weights else self.saved
+
+    def pay(self, drafter: str, thought: float, gain: float, count: int, free: bool) -> bool:
+        """Is there time for a trial that is thought to take so long, for so many requests? Then it begins. Not before it is
+        known what the last one took."""
+        if self.bill is not None:
+            return False
+        price = self.bother * thought
+        self.purses[drafter] = min(self.purses[drafter], SAVED * price)
+        if not free and self.purses[drafter] < price:
+            return False
+        paid = 0.0 if free else price
+        self.purses[drafter] -= paid
+        self.bill = Bill(drafter, paid, thought, gain, steps_of(count) + BEHIND)
+        return True
+
+    def watch(self, times: StepTimes, company: int, plain: float) -> None:
+        """A step is over, where a plain one of this company takes so long."""
+        self.saved += PROBES * times.period
+        late, self._late = self._late, times.num_prefill_tokens > 0
+        bill = self.bill
+        if bill is None:
+            return
+        bill.left -= 1
+        if company and not (late or self._late):
+            bill.seconds += min(times.period, DEAREST * plain) - plain * times.produced / (company * bill.gain)
+        if not bill.left:
+            self._settle(bill)
+
+    def _settle(self, bill: Bill) -> None:
+        """What a trial took beyond what was paid for it is owed: less is left for the next ones of that drafter. What it took
+        less is given back, for the most part."""
+        took = min(WORST, max(AT_LEAST, bill.seconds / bill.thought))
+        self.purses[bill.drafter] += bill.paid - took * bill.thought
+        self.bother += BOTHER * (took - self.bother)
+        self.bill = None
+
+
+def steps_of(count: int) -> int:
+    """Of a trial for so many requests."""
+    return min(PROBE_STEPS, 1 + -(-PROBED // count))
