@@ -368,7 +368,7 @@ class AheadPolicy:
             return around + steps_of(count) * max(SURELY * extra, extra - brings)
 
         count = min({len(new) or 1, max(1, len(own) // 8), len(own)}, key=costs)
-        free = gain == 1.0 and self.outcomes.is_new(mode, guests[own[0]].heat)
+        free = self._way is None and self.outcomes.is_new(mode, guests[own[0]].heat)
         if not self._trials.pay(mode.drafter, costs(count) + self._cost, gain, count, free):
             return []
         return new if count == len(new) else own[:count]
