@@ -28,6 +28,7 @@ from headstart.policy.adaptive import (
     RARELY,
     ROW_MARGIN,
     SCOUTS,
+    STRANGERS,
     AdaptivePolicy,
     Pace,
 )
@@ -646,3 +647,12 @@ def test_a_policy_is_chosen_by_name_and_a_slip_is_said():
 
 def test_costs_are_numbers():
     assert isinstance(Costs({1: 1.0}).span(1, 3), np.ndarray)
+
+
+def test_few_requests_are_followed_before_it_is_known_what_that_takes() -> None:
+    policy = AdaptivePolicy(SpeculativeConfig("eagle3"), lambda r: ("eagle3",))
+    requests = [Request([1], SamplingParams(), 0) for _ in range(3 * STRANGERS)]
+    assert [policy.enlist(r, Load(1, 0, 0)) for r in requests] == [True] * STRANGERS + [False] * 2 * STRANGERS
+    policy.errands.learn(Errand("eagle3", 1, 2, 2, 1e-3))
+    policy.costs = Costs({1: 0.1, 64: 0.1})
+    assert policy.enlist(requests[0], Load(1, 0, 0))

@@ -43,6 +43,7 @@ USE = 0.05  # share of the tokens that a drafter should bring, or it is not wort
 REST = 3  # steps
 GLANCE = 1.3  # times what asking costs, that it is taken to bring where it brought the others nothing: a few questions
 REPRICE, NEAR = 8, 32  # steps, and tokens of context, for which a price holds
+STRANGERS = 4  # requests that are read before it is known what drafters take
 SCOUTS = 8  # of so many requests that are not worth reading along, one is followed all the same,
 RARELY = 64  # and of so many, where that was in vain
 PLAIN_EVERY = 128  # steps with drafts after which a plain one is taken, to know what drafts bring
@@ -123,6 +124,7 @@ class AdaptivePolicy:
         self._last = (1, 0.0)  # requests and context of the last step
         self._shares = [0.0, 0.0]  # seconds of deciding, and of all; they fade
         self._asking: dict[str, float] = {}  # tokens that asking costs, in this step
+        self._strangers = 0  # requests that came before anything was known of what drafters take
         self._came = 0  # requests that were not worth reading along, since the last that was followed,
         self._scouts = SCOUTS  # and of how many one is
         self._use: dict[tuple[str, int], float] = {}  # share of tokens that drafters with weights brought, by heat
@@ -185,7 +187,8 @@ class AdaptivePolicy:
         names = [n for n in self.choices(request) if n not in WEIGHTLESS]
         self._rest = 0
         if not all(self.errands.knows(n) for n in names):
-            return True
+            self._strangers += 1
+            return self._strangers <= STRANGERS
         if names and not self._is_worth_reading(request, names, load):
             self._came = (self._came + 1) % self._scouts
             return not self._came
