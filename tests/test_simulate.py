@@ -99,6 +99,16 @@ def test_costs_come_from_a_file_or_by_name(tmp_path: Path):
     mine = read_machine(str(tmp_path / "mine.json"))
     assert mine.costs.of(1) == pytest.approx(0.010) and mine.around == 0.002
     assert mine.work["eagle3"].of(3, 3) == pytest.approx(0.003)
+    assert not mine.ahead and not mine.reading
+    kept["reading"] = {"eagle3": {"seconds_by_prompt": 0.5, "seconds_by_token": 0.25}}
+    kept["deciding"] = {"seconds_by_decision": 0.5, "seconds_by_request": 0.125}
+    (tmp_path / "mine.json").write_text(json.dumps(kept))
+    mine = read_machine(str(tmp_path / "mine.json"))
+    assert mine.ahead and mine.deciding.of(1, 4) == 1.0 and mine.reading["eagle3"].of(1, 10) == 3.0
+    for key in ("reading", "deciding"):
+        (tmp_path / "mine.json").write_text(json.dumps(kept | {key: {"eagle3": {"seconds": 1}}}))
+        with pytest.raises(BadInput, match="is missing"):
+            read_machine(str(tmp_path / "mine.json"))
     for broken in ("", "[]", "{}", '{"seconds_by_rows": {"1": -1}, "seconds_by_row_and_context": 0}'):
         (tmp_path / "mine.json").write_text(broken)
         with pytest.raises(BadInput, match="cannot be used"):

@@ -92,7 +92,7 @@ class Noise:
 
 def _rehearsed(policy: AheadPolicy, machine: Machine, noise: Noise) -> AheadPolicy:
     """As steps are timed at load, with requests that are made up."""
-    for mode in (None, *policy.modes(sorted(machine.work))):
+    for mode in (None, *policy.modes(sorted({*WEIGHTLESS, *machine.work}))):
         for company in COMPANIES:
             policy.periods.put(mode, company, _median(noise, machine.step(mode, company)))
     for name, work in machine.reading.items():
