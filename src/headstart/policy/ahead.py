@@ -367,6 +367,8 @@ class AheadPolicy:
             extra = self.periods.extra(mode, count, company)
             return around + steps_of(count) * max(SURELY * extra, extra - brings)
 
+        if self.periods.extra(mode, company, company) > mode.depth * plain:
+            return []  # it could not pay if all of it were right, for all of them
         count = min({len(new) or 1, max(1, len(own) // 8), len(own)}, key=costs)
         free = self._way is None and self.outcomes.is_new(mode, guests[own[0]].heat)
         if not self._trials.pay(mode.drafter, costs(count) + self._cost, gain, count, free):
