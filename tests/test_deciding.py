@@ -34,7 +34,8 @@ CHANCES = {  # that the next token of a draft is right, by kind of text
     "poor": {"eagle3": 0.35, "ngram": 0.05},
     "hard": {"eagle3": 0.02, "ngram": 0.0},
     "copies": {"eagle3": 0.02, "ngram": 0.9},
-    "noise": {"eagle3": 0.02, "ngram": 0.0},  # the same, at a high temperature
+    "both": {"eagle3": 0.6, "ngram": 0.95},
+    "noise": {"eagle3": 0.02, "ngram": 0.0},  # as hard, at a high temperature
 }
 
 
@@ -590,7 +591,6 @@ def test_a_bill_is_for_the_company_of_each_step() -> None:
 
 def test_another_drafter_is_tried_now_and_then_where_one_pays() -> None:
     """From code, where heads pay, to copies, where n-grams pay more, and heads a little."""
-    CHANCES["both"] = {"eagle3": 0.6, "ngram": 0.95}
     device = Device(policy())
     device.run(["code"], 4, 40)
     device.run(["both"], 4, 160)

@@ -212,7 +212,7 @@ def test_auto_hardly_ever_loses_on_random_traffic(name: str):
 
 # ------------------------------------------------------------------ devices that draft by themselves
 AHEAD = Machine(
-    "ahead", Costs(POINTS), {"eagle3": Work(0.001, 0.0)}, 0.002, {"eagle3": Work(0.003, 0.0)}, True, Work(0.004, 0.0)
+    "ahead", Costs(POINTS), {"eagle3": Work(0.001, 0.0)}, 0.002, {"eagle3": Work(0.003, 0.0)}, Work(0.004, 0.0)
 )
 
 

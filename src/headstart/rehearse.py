@@ -16,10 +16,10 @@ from headstart.core import Request, RequestSpeculation, SamplingParams
 from headstart.engine import Engine
 from headstart.policy.ahead import AheadPolicy
 from headstart.policy.costs import are_alike
-from headstart.policy.periods import COMPANIES, Mode
+from headstart.policy.periods import COMPANIES, PROMPT, Mode
 from headstart.progress import bar, note
 
-PROMPT, PATTERN = 64, 8  # tokens of a made-up text, and after how many it repeats itself
+PATTERN = 8  # tokens after which a made-up text repeats itself
 WARM, TIMED = 9, 15  # steps before and while times are taken
 SOME = 4  # steps after which a mode has met all that it makes on first use
 CROWDS = (1, 4, 16, 32, 64)  # companies to which newcomers come, to know what reading along takes

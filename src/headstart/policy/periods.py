@@ -18,9 +18,8 @@ from headstart.drafters import WEIGHTLESS
 SHIFT, FOLLOW = 0.03, 0.03  # how far one step moves all modes, and its own
 LITTLE, MOST = 0.2, 3.0  # of what drafts for some should take, the least that a step tells, and how far that goes
 WILD = 2.5  # a step that took so many times what was expected tells nothing: a graph was made, or somebody used the machine
-
-
-COMPANIES = (1, 2, 4, 8, 16, 32, 64)  # numbers of requests for which steps are timed
+COMPANIES = (1, 2, 4, 8, 16, 32, 64)  # numbers of requests for which steps are timed at load,
+PROMPT = 64  # and tokens of their prompts
 
 
 class Mode(NamedTuple):

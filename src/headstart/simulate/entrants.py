@@ -18,13 +18,12 @@ from headstart.policy.ahead import AheadPolicy
 from headstart.policy.costs import ROWS, Costs
 from headstart.policy.fixed import FixedPolicy
 from headstart.policy.goodput import GoodputPolicy
-from headstart.policy.periods import COMPANIES
+from headstart.policy.periods import COMPANIES, PROMPT
 from headstart.simulate.answers import DEEPEST
 from headstart.simulate.machines import Machine
 from headstart.traffic import Trace
 
 DECIDING = ("auto", "adaptive", "ahead")  # what they hear
-PROMPT = 64  # tokens of a made-up text
 WIDEST = 64  # nodes of a tree
 SIZE = re.compile(r"(?:(\d+)x)?(\d+)")  # of a draft: tokens, or nodes and tokens
 

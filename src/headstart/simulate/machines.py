@@ -25,11 +25,19 @@ class Machine:
     costs: Costs
     work: Mapping[str, Work]
     around: float = 0.0  # of each step, outside forward and drafters
-    reading: Mapping[str, Work] = field(
-        default_factory=dict
-    )  # of drafters that read along: by prompts and their tokens
-    ahead: bool = False  # it drafts by itself, before anyone has seen the drafts: who drafts is decided beforehand,
-    deciding: Work = field(default_factory=Work)  # and how long that takes, by requests
+    # of drafters that read along: by prompts and their tokens
+    reading: Mapping[str, Work] = field(default_factory=dict)
+    # of a decision about who drafts, by requests, where the machine drafts before anyone has seen the drafts; None: it does not
+    deciding: Work | None = None
+
+    @property
+    def ahead(self) -> bool:
+        """It drafts by itself, so who drafts is decided beforehand."""
+        return self.deciding is not None
+
+    def decision(self, company: int) -> float:
+        """Seconds in which it is decided who drafts."""
+        return self.deciding.of(1, company) if self.deciding is not None else 0.0
 
     @property
     def tick(self) -> float:
@@ -38,13 +46,11 @@ class Machine:
 
     def step(self, mode: Mode | None, company: int) -> float:
         """Seconds of a whole step, where all draft in the same way."""
-        nodes, depth = (mode.nodes, mode.depth) if mode is not None else (0, 0)
-        drafting = (
-            self.errand(Errand.of(mode.drafter, [depth] * company).wider((nodes - depth) * company), company)
-            if mode
-            else 0.0
-        )
-        return self.costs.of(company * (1 + nodes), USUAL_CONTEXT) + drafting + self.around
+        if mode is None:
+            return self.costs.of(company, USUAL_CONTEXT) + self.around
+        errand = Errand.of(mode.drafter, [mode.depth] * company).wider((mode.nodes - mode.depth) * company)
+        rows = company * (1 + mode.nodes)
+        return self.costs.of(rows, USUAL_CONTEXT) + self.errand(errand, company) + self.around
 
     def forward(self, plan: Plan, rows: int, reach: float) -> float:
         """Seconds of the target, for so many rows behind so much context in all."""
@@ -72,7 +78,6 @@ def _presets() -> Iterator[Machine]:
         {"ngram": Work(5e-5, 1e-6), "suffix": Work(3e-5, 2e-5), "eagle3": Work(3e-4, 1.2e-5)},
         around=1.5e-4,
         reading={"eagle3": Work(4e-4, 2e-7)},
-        ahead=True,
         deciding=Work(2.5e-4, 1.5e-5),
     )
     yield Machine(
@@ -81,7 +86,6 @@ def _presets() -> Iterator[Machine]:
         {"ngram": Work(5e-5, 1e-6), "suffix": Work(3e-5, 2e-5), "eagle3": Work(9e-4, 4e-6)},
         around=5e-4,
         reading={"eagle3": Work(5e-4, 2e-6)},
-        ahead=True,
         deciding=Work(2.5e-4, 1.5e-5),
     )
 
@@ -104,8 +108,7 @@ def read_machine(name: str) -> Machine:
             {str(n): _work(w, "level", "row") for n, w in kept.get("drafters", {}).items()},
             around=_seconds(kept.get("around", 0.0)),
             reading={str(n): _work(w, "prompt", "token") for n, w in kept.get("reading", {}).items()},
-            ahead="deciding" in kept,
-            deciding=_work(kept["deciding"], "decision", "request") if "deciding" in kept else Work(),
+            deciding=_work(kept["deciding"], "decision", "request") if "deciding" in kept else None,
         )
     except (OSError, KeyError, TypeError, ValueError, AttributeError) as error:
         what = f"{error} is missing" if isinstance(error, KeyError) else error

@@ -133,29 +133,22 @@ class Replay:
         ready = plan.ready
         rows, reach = self._rows(plan, trees)
         target, drafting = self.machine.forward(plan, rows, reach), sum(e.seconds for e in errands)
-        deciding = self._thought
-        reading = self._reading(plan)
+        deciding, reading = self._thought, self._reading(plan)
         self._account(drafting + reading, target, deciding, errands)
         verdicts = [self._verdict(p.request, t) for p, t in zip(ready, trees, strict=True)]
         self._commit(plan, trees, verdicts)
         produced = len(verdicts) + sum(len(v.accepted) for v in verdicts)
-        times = self._measured(target, errands, rows, plan, reach)
-        times = replace(
-            times,
-            period=times.period + self._noise(reading) + deciding,
-            produced=produced,
-            policy=deciding,
-            asked=self._asked,
-            drafted=[len(t) for t in trees],
+        seen, prefill, sizes = self._measured(errands), plan.num_prefill_tokens, [len(t) for t in trees]
+        drafting, target = sum(e.seconds for e in seen), self._noise(target)
+        period = target + drafting + self._noise(self.machine.around) + self._noise(reading) + deciding
+        times = StepTimes(
+            drafting, target, 0, 0, rows, prefill, period, reach, seen, produced, deciding, self._asked, sizes
         )
         self.policy.learn(times, [p.request for p in ready], verdicts)
 
-    def _measured(self, target: float, errands: Sequence[Errand], rows: int, plan: Plan, reach: float) -> StepTimes:
+    def _measured(self, errands: Sequence[Errand]) -> tuple[Errand, ...]:
         """What a clock would have shown. Noise troubles the policy alone: what is compared are true times."""
-        seen = tuple(replace(e, seconds=self._noise(e.seconds)) for e in errands)
-        drafting, target = sum(e.seconds for e in seen), self._noise(target)
-        period = target + drafting + self._noise(self.machine.around)
-        return StepTimes(drafting, target, 0, 0, rows, plan.num_prefill_tokens, period, reach, seen)
+        return tuple(replace(e, seconds=self._noise(e.seconds)) for e in errands)
 
     def _look(self) -> float:
         """The clock of a policy that decides beforehand: it looks before each decision and behind it."""
@@ -165,7 +158,7 @@ class Replay:
     @property
     def _thought(self) -> float:
         """Seconds of this step's decisions."""
-        return self._looks // 2 * self.machine.deciding.of(1, len(self._asking))
+        return self._looks // 2 * self.machine.decision(len(self._asking))
 
     def _reading(self, plan: Plan) -> float:
         """Seconds in which drafters read prompts."""
