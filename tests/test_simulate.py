@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -240,6 +243,17 @@ def test_it_finds_out_what_pays_where_drafts_are_not_seen():
     _, bad = replay(steady(0.02), "auto", AHEAD, noise=0.05)
     assert good.ratio > 0.9 * fixed.ratio > 1.8 and bad.ratio > 0.98
     assert replay(steady(0.6), "ahead", AHEAD, noise=0.05) == replay(steady(0.6), "ahead", AHEAD, noise=0.05)
+
+
+def test_a_replay_is_the_same_in_every_process():
+    """Names have another order in sets of each."""
+    said = []
+    for seed in ("1", "2"):
+        program = Path(sys.executable).with_name("headstart")
+        command = [program, "simulate", "-n", "4", "--costs", "gpu", "--json", "--quiet"]
+        done = subprocess.run(command, env=os.environ | {"PYTHONHASHSEED": seed}, capture_output=True, check=True)
+        said.append(json.loads(done.stdout))
+    assert said[0] == said[1]
 
 
 def test_a_head_that_rested_drafts_from_the_next_step_on():

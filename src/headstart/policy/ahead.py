@@ -330,7 +330,7 @@ class AheadPolicy:
         bring, that what they do else does."""
         names = {n for own in members.values() for n in own}
         self._trials.share_out({n: 1 if n in SOLE else 2 for n in names})  # heads get more, since they promise more
-        for name in sorted(names, key=lambda n: self._heard.get(n, -1)):
+        for name in sorted(names, key=lambda n: (self._heard.get(n, -1), n)):
             modes = [m for m in self._known_modes([name]) if m.nodes <= load.room]
             mode = min(modes, key=lambda m: self.periods.extra(m, 1, 1), default=None)
             if mode is not None and (chosen := self._try(mode, guests, members, company, gain)):
