@@ -7,7 +7,7 @@ import itertools
 import json
 import random
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,9 +18,10 @@ from headstart import rehearse
 from headstart.config import parse_speculative
 from headstart.core import Request, SamplingParams, Verdict
 from headstart.policy import Load, StepTimes
-from headstart.policy.ahead import LOOK, STRANGERS, AheadPolicy
+from headstart.policy.ahead import LOOK, AheadPolicy
 from headstart.policy.outcomes import Guest, Outcomes, Own
 from headstart.policy.periods import Mode, Periods, modes_of
+from headstart.policy.readings import STRANGERS
 from headstart.policy.store import Store
 from headstart.policy.trials import PROBES, Trials
 from headstart.shapes import within
@@ -152,7 +153,7 @@ class Device:
         if self.last is not None and self.policy is not None:
             times, running, verdicts = self.last
             self.clock += self.delay
-            self.policy.learn(replace(times, period=times.period + self.delay), running, verdicts)
+            self.policy.learn(times._replace(period=times.period + self.delay), running, verdicts)
             self.last, self.delay = None, 0.0
 
     def _accepted(self, request: Request, mode: Mode | None) -> int:
@@ -304,7 +305,7 @@ def test_nobody_is_read_where_that_disturbs_the_others_too_much() -> None:
     assert p.enlist(Device._request("code", 0, 64), Load(64, 0, 0))
     p.periods.put_reading("eagle3", 1, 1e-5)
     p.periods.put_reading("eagle3", 64, 5e-3)
-    p._reads.clear()
+    p._promises.clear()
     assert [p.enlist(Device._request("code", n, 64), Load(n, 0, 0)) for n in (1, 64)] == [True, False]
 
 
@@ -312,10 +313,10 @@ def test_prompts_are_read_where_that_is_cheap_though_nobody_drafts() -> None:
     p = policy()
     Device(p).run(["hard"], 16, 64)
     p.periods.put_reading("eagle3", 16, 1e-5)
-    p._reads.clear()
+    p._promises.clear()
     assert p.enlist(Device._request("hard", 999, 64), Load(16, 0, 0))
     p.periods.put_reading("eagle3", 16, 1e-3)
-    p._reads.clear()
+    p._promises.clear()
     assert not p.enlist(Device._request("hard", 998, 64), Load(16, 0, 0))
 
 
@@ -585,7 +586,8 @@ def test_a_bill_is_for_the_company_of_each_step() -> None:
         trials.share_out({"ngram": 1})
         trials.pay("ngram", 2e-3, 1.0, 6, free=True)
         for company in companies:
-            trials.watch(StepTimes(0, 0, 0, 0, 4, period=1e-3 * company, produced=company), company, 1e-3 * company)
+            times = StepTimes(0, 0, 0, 0, 4, period=1e-3 * company, produced=company)
+            trials.watch(times, company, 1e-3 * company, prompts=False)
         assert trials.purses["ngram"] == pytest.approx(-0.25 * 2e-3)
 
 
@@ -599,20 +601,16 @@ def test_another_drafter_is_tried_now_and_then_where_one_pays() -> None:
     assert device.used.get("ngram 6", 0) > 0.7 * sum(device.used.values()), device.used
 
 
-def test_a_trial_costs_what_it_took() -> None:
+def test_a_trial_costs_what_it_took_and_as_was_thought_in_steps_with_prompts() -> None:
     plain = 2e-3
-    for took, left in ((plain, 0.75), (1.5 * plain, 0.5), (9 * plain, -1.0)):
+    for took, left in ((plain, 0.5), (1.5 * plain, 0.0), (9 * plain, -1.5)):
         trials = Trials()
         trials.saved = 1.0
         trials.share_out({"ngram": 1})
         assert trials.pay("ngram", plain, 1.0, 6, free=False) and trials.bill is not None
         before, paid = trials.purses["ngram"], trials.bill.paid
-        trials.watch(
-            StepTimes(0, 0, 0, 0, 4, num_prefill_tokens=9, period=1.0), 4, plain
-        )  # prompts, and a step behind them,
-        trials.watch(StepTimes(0, 0, 0, 0, 4, period=1.0, produced=4), 4, plain)  # tell nothing
-        trials.watch(StepTimes(0, 0, 0, 0, 4, period=plain, produced=4), 4, plain)
-        trials.watch(StepTimes(0, 0, 0, 0, 4, period=took, produced=4), 4, plain)
+        for period, prompts in ((1.0, True), (1.0, True), (plain, False), (took, False)):
+            trials.watch(StepTimes(0, 0, 0, 0, 4, period=period, produced=4), 4, plain, prompts)
         assert trials.bill is None
         assert trials.purses["ngram"] - before == pytest.approx(paid - (1 - left) * plain)
 

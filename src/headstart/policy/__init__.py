@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from headstart.core import Request, Tree, Verdict
 from headstart.drafters import WEIGHTLESS
@@ -61,8 +61,7 @@ class Errand:
         return replace(self, rows=self.rows + nodes)
 
 
-@dataclass(frozen=True)
-class StepTimes:
+class StepTimes(NamedTuple):
     """Seconds of one step."""
 
     draft: float

@@ -14,12 +14,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-import math
 import time
-from collections import Counter
 from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from headstart import sampling
 from headstart.config import HEADS, SpeculativeConfig
@@ -29,15 +26,17 @@ from headstart.policy.explain import Explanation, Tried
 from headstart.policy.fixed import FixedPolicy
 from headstart.policy.outcomes import Guest, Outcomes
 from headstart.policy.periods import Mode, Periods, is_wild, modes_of
-from headstart.policy.shares import Line, Share, heat_of
+from headstart.policy.readings import READING, Promise, Readings
+from headstart.policy.shares import Share, heat_of
 from headstart.policy.stretches import Kind, Seen, Stretch
-from headstart.policy.trials import DEAREST, Trials, steps_of
+from headstart.policy.trials import PROBES, Trials, steps_of
 
 EVERY = 16  # steps for which a decision holds,
 SOON = 4  # and where requests are new
 LOSING, LOSES = 16, 0.97  # steps with drafts, and of what plain ones bring, below which it is thought about anew,
 CLEARLY = 0.9  # and below which the way itself is doubted,
 DOUBTED, FORGIVEN = 0.9, 1.02  # how much less is then thought of them, and how fast that is forgotten, by decisions
+TOGETHER, QUIET = 16, 64  # steps that are learned from at once, at most; and where nobody drafts
 LOOK = 8  # drafts after which it is looked at what has just begun
 DECIDING = 0.003  # share of the time that decisions may take: with many requests, they are taken less often
 USUAL = 2e-4  # seconds of a decision, at first,
@@ -46,12 +45,6 @@ LONGER = 1.5  # and how many times the last one it may be: what takes much longe
 TOKENS = 128.0  # of an answer, until some have been seen
 LEAST = 0.04  # a mode should bring so much more than none: its chances are guesses
 BEGIN = 0.03  # and so much more again where nobody drafts now: to begin takes a step or two
-READING = 0.003  # share of the time that reading prompts may take for which it does not seem to pay,
-READINGS = 4  # and for how many of them it is saved up,
-STRANGERS = 4  # prompts that are read before anything is known of what that brings
-CHURN = 8  # steps after which newcomers are looked at together, where more and more come,
-ARRIVALS = 0.1  # and how fast it is learned what newcomers take, and what it takes to read them
-DOUBT = 1.25  # times that it should come back where the others do not draft: alone it does not pay
 SURELY = 0.2  # of the time of drafts is taken to be lost in a trial, whatever they should bring,
 RARELY = 300  # steps after which another drafter is tried where one pays
 AROUND = 16  # for how many requests that are not new the host needs one more step to begin and to end a trial
@@ -61,22 +54,11 @@ SOLE = ("ngram", "suffix", "draft_model")  # those that need no reading along
 ON_DEVICE = ("ngram", *HEADS)
 WIDEST = 64  # nodes of a draft, so that more room is all the same
 Members = Mapping[int, Sequence[str]]  # the numbers of requests, and the drafters that may serve them
+Step = tuple[
+    StepTimes, Sequence[Request], Sequence[int] | None
+]  # what it took, for whom, what drafts brought; None: nothing
+Newcomer = bool  # whether a head reads its prompt
 Choice = tuple[float, Mode | None, list[int]]  # tokens per second, with which mode, for which requests
-
-
-@dataclass
-class Newcomers:
-    """While nobody drafts: how much longer the steps take that they come in, and those in which the host gets that ready."""
-
-    count: int = 0
-    read: int = 0  # of them by a head
-    seconds: float = 0.0
-    tokens: int = 0  # of their prompts
-    seen: int = 0  # steps,
-    left: int = 2  # and those that are still to be seen, if nobody else comes
-
-    def add(self, read: bool) -> None:
-        self.count, self.read, self.left = self.count + 1, self.read + read, 2
 
 
 class AheadPolicy:
@@ -110,16 +92,15 @@ class AheadPolicy:
         self._company = 0  # at the last decision
         self._doubts: dict[Mode, float] = {}  # times what is thought of ways that have lost lately
         self._stretch, self._seen = Stretch(), Seen()
+        self._fresh = True  # the next step that is read is the first behind a decision
         self._kind: Kind | None = None  # of the last step, where that is known,
         self._period = 0.0  # and how long it took, where that is to be learned if the next is of its kind
         self._time, self._cost = 1.0, USUAL  # seconds saved up for decisions, and those that one takes
-        self._reads: dict[tuple[Any, ...], tuple[bool, float, bool]] = {}  # reading such prompts pays, takes, is new
-        self._strangers: Counter[int] = Counter()  # requests that were read before anything was known, by heat
-        self._reading, self._hoped = 0.0, 0  # seconds saved up for reading others, and how many were read,
-        self._arrival: Newcomers | None = None  # the last of them, and of those that nobody reads;
-        self._arrivals = Line(ARRIVALS)  # how much longer steps take for one of these, by its tokens,
-        self._dearer = 0.0  # and how much longer again for one that a head reads
+        self._readings, self._promises = Readings(), dict[tuple[Any, ...], Promise]()
         self._trials = Trials()
+        self._unread: list[Step | Newcomer | Request] = []  # what is still to be learned from; requests: they are over
+        self._leaving = 0  # how many of those there are
+        self._prompts = False  # the last one that was had some
         self._books: dict[str, list[int]] = {}  # for people: drafter -> steps in which it drafted, nodes
         self._heard: dict[str, int] = {}  # drafter -> the step in which it drafted last,
         self._now = 0  # of so many
@@ -138,6 +119,7 @@ class AheadPolicy:
         self._fitting.clear()
 
     def kept(self) -> dict[str, Any]:
+        self._read()
         self.outcomes.digest(itertools.chain(self._guests.values(), self._gone), self._ways, 0)
         self._gone.clear()
         return {"periods": self.periods.kept(), "outcomes": self.outcomes.kept()}
@@ -171,36 +153,26 @@ class AheadPolicy:
         if self.rehearses:
             return True
         guest, company = self._guest(request), max(1, load.num_running)
+        names = self.choices(request) if guest.welcome else ()
+        like = names, guest.heat, company
+        if (promise := self._promises.get(like)) is None:
+            promise = self._promises[like] = self._promise(names, guest.heat, company)
+        common = self._common is not None
+        least = 1 + LEAST + (0 if common else BEGIN)
         tokens = min(self._tokens, request.params.max_tokens)
-        names = tuple(n for n in self.choices(request) if n not in SOLE) if guest.welcome else ()
-        like = names, guest.heat, company, round(tokens, -1)
-        if like not in self._reads:
-            self._reads[like] = self._reading_pays(guest, names, company, tokens)
-        pays, cost, new = self._reads[like]
-        if new:  # the first few will tell
-            pays = pays and self._strangers[guest.heat] < STRANGERS
-            self._strangers[guest.heat] += pays
-        told = self._arrivals.known or self._drafts or self._hoped < READINGS  # else nobody could tell what it takes
-        hoped = not pays and self._reading >= cost and told
-        if hoped:
-            self._reading, self._hoped = min(self._reading, READINGS * cost) - cost, self._hoped + 1
-        self._arrival = self._arrival or Newcomers()
-        self._arrival.add(pays or hoped)
-        return pays or hoped
+        read = self._readings.wants(promise, least, tokens, guest.heat, self._drafts, common)
+        self._unread.append(read)
+        return read
 
-    def _reading_pays(
-        self, guest: Guest, names: tuple[str, ...], company: int, tokens: float
-    ) -> tuple[bool, float, bool]:
-        """For a request like the others; the seconds that it takes; and whether nobody has seen drafts of these heads yet."""
-        heads = self._known_modes(names)
+    def _promise(self, names: Sequence[str], heat: int, company: int) -> Promise:
+        """Of heads, to a request like the others."""
+        heads = self._known_modes(n for n in names if n not in SOLE)
         if not heads:
-            return False, math.inf, False
+            return Promise()
         plain = self.periods.of(None, company)
-        cost = max(self.periods.reading(heads[0].drafter, company), self._dearer)
-        gain = max((1 + self.outcomes.brings(m, guest.heat)) * plain / self.periods.of(m, company) for m in heads)
-        least, doubt = (1 + LEAST, 1.0) if self._common is not None else (1 + LEAST + BEGIN, DOUBT)
-        pays = gain > least and tokens * plain / company * (1 - 1 / gain) > doubt * cost
-        return pays, cost, all(self.outcomes.is_new(m, guest.heat) for m in heads)
+        cost = max(self.periods.reading(heads[0].drafter, company), self._readings.dearer)
+        gain = max((1 + self.outcomes.brings(m, heat)) * plain / self.periods.of(m, company) for m in heads)
+        return Promise(gain, plain / company, cost, all(self.outcomes.is_new(m, heat) for m in heads))
 
     def rests(self, request: Request) -> bool:
         mode = self._mode(request)
@@ -225,6 +197,7 @@ class AheadPolicy:
             plans = self._plans
             with contextlib.suppress(KeyError):  # somebody is new
                 return self._answer(requests, [plans[r.id] for r in requests])
+        self._read()
         guests = [self._guests.get(r.id) or self._guest(r) for r in requests]
         new = [r for r, g in zip(requests, guests, strict=True) if not g.decided]
         if load.room > 0 and (
@@ -275,9 +248,9 @@ class AheadPolicy:
         self._learn_seen()
         self.outcomes.digest(itertools.chain(guests, self._gone), self._ways, self._steps)
         self._gone.clear()
-        self._reads.clear()
+        self._promises.clear()
         self._doubts = {mode: more for mode, doubt in self._doubts.items() if (more := doubt * FORGIVEN) < 1}
-        self._steps, self._due, self._company, self._trying = 0, EVERY, len(requests), False
+        self._steps, self._due, self._company, self._trying, self._fresh = 0, EVERY, len(requests), False, True
         most = self.fixed.most(requests, load)
         able = {i: self.choices(requests[i]) for i, n in enumerate(most) if n and load.room > 0 and guests[i].welcome}
         if self.rehearses:
@@ -337,22 +310,6 @@ class AheadPolicy:
                 self._due, self._trying = self._steps + steps_of(len(chosen)), True
                 return dict.fromkeys(chosen, mode)
         return {}
-
-    def _receive(self, arrival: Newcomers, times: StepTimes, company: int) -> Newcomers | None:
-        """What is seen of it tells what reading a prompt takes here: a rehearsal may have had a faster host."""
-        plain, count = self.periods.of(None, company), arrival.count
-        arrival.seconds += min(times.period, DEAREST * plain * count) - plain
-        arrival.tokens += times.num_prefill_tokens
-        arrival.seen, arrival.left = arrival.seen + 1, arrival.left - 1
-        if arrival.left and arrival.seen < CHURN:
-            return arrival
-        if arrival.tokens and not arrival.read:
-            self._arrivals.add(arrival.tokens / count, arrival.seconds / count)
-        elif arrival.tokens and self._arrivals.known:
-            more = (arrival.seconds - count * self._arrivals.at(arrival.tokens / count)) / arrival.read
-            moves = 1 - (1 - ARRIVALS) ** arrival.read
-            self._dearer += moves * (min(DEAREST * plain, max(0.0, more)) - self._dearer)
-        return None
 
     def _try(self, mode: Mode, guests: Sequence[Guest], members: Members, company: int, gain: float) -> list[int]:
         """For whom; nobody, where the time has not been saved up. Where nobody drafts, the first drafts of a shape are tried in
@@ -434,40 +391,83 @@ class AheadPolicy:
 
     # ------------------------------------------------------------------ after the step
     def learn(self, times: StepTimes, requests: Sequence[Request], verdicts: Sequence[Verdict]) -> None:
+        """It is put aside until something depends on it: to read some steps together takes a fraction of the time."""
         if self.rehearses or not self.periods.known:
             return
-        self._steps, self._now, period = self._steps + 1, self._now + 1, times.period
-        self._time += DECIDING * period
-        self._reading += READING * period
-        company = len(requests)
-        self._trials.watch(times, company, self.periods.of(None, company))
-        if times.asked is not self._stretch.asked:
-            self._stretch = self._begin(times, requests)
-        stretch = self._stretch
-        if self._arrival is not None:
-            alone = not stretch.drafts and self._common is None and len(requests)  # nobody drafts
-            self._arrival = self._receive(self._arrival, times, len(requests)) if alone else None
+        self._steps += 1
+        self._time += DECIDING * times.period
+        brought = [len(v.accepted) for v in verdicts] if times.produced > len(verdicts) else None
+        self._unread.append((times, requests, brought))
+        if len(self._unread) >= (TOGETHER if self._drafts else QUIET):
+            self._read()
+
+    def _read(self) -> None:
+        """What happened since it was read last, in its order."""
+        unread, self._unread = self._unread, []
+        for _, alike in itertools.groupby(unread, _likeness):
+            events = list(alike)
+            if isinstance(event := events[0], Newcomer):
+                self._readings.add(event)
+            elif isinstance(event, Request):
+                self._part_with(event)
+            else:
+                self._read_steps(cast(list[Step], events))
+
+    def _read_steps(self, steps: Sequence[Step]) -> None:
+        """Steps that repeat one another."""
+        times, requests, _ = steps[0]
+        told, company, stretch = [step[0] for step in steps], len(requests), self._stretch
+        periods, plain = [t.period for t in told], self.periods.of(None, company)
+        seconds = sum(periods)
+        self._trials.saved += PROBES * seconds
+        self._readings.saved += READING * seconds
+        self._now += len(steps)
+        if times.asked is not stretch.asked:
+            stretch = self._stretch = self._begin(times, requests)
+        self._attend(told, company, plain)
         if stretch.drafts:
-            stretch.note(verdicts)
-            self._seen.count(stretch, times.drafted)
-        if times.num_prefill_tokens or not requests:
-            self._kind = None
+            stretch.note([step[2] for step in steps])
+            self._seen.count(stretch, [t.drafted for t in told])
+        before, fresh, self._kind, self._fresh = self._kind, self._fresh, None, False
+        if times.num_prefill_tokens or not company:
             return
-        before, self._kind = self._kind, stretch.kind
-        plain = self.periods.of(None, stretch.company)
-        self._seen.add(period, times.policy, times.produced, stretch.company * period / plain)
-        self._last = stretch.company
-        self.plain_steps += not stretch.drafts
-        if stretch.drafts and self._kind is not None and not is_wild(period, self._usual(self._kind)):
-            self._seen.watch(times.produced, stretch.company * (period - times.policy) / plain)
-            if self._seen.watched == LOSING:
-                self._look_at(self._seen.gain())
-        same = self._kind == before and self._steps > 1
-        if (
-            same and before is not None and self._period
-        ):  # nobody came on either side of it: to launch what is new takes the host longer
-            self._tell(before, self._period)
-        self._period = period if same else 0.0
+        self._kind, self._last = stretch.kind, company
+        produced, deciding = sum([t.produced for t in told]), sum([t.policy for t in told])
+        self._seen.add(len(steps), seconds, deciding, produced, company * seconds / plain)
+        self.plain_steps += 0 if stretch.drafts else len(steps)
+        if self._kind is not None:
+            self._compare(self._kind, told, company / plain, stretch.drafts)
+        # what was before is told now: nobody came on either side of it, and to launch what is new takes the host longer
+        same = self._kind == before and not fresh
+        settled = [self._period, *periods[:-1]] if same else periods[1:-1]
+        self._period = periods[-1] if same or len(periods) > 1 else 0.0
+        if self._kind is not None and settled:
+            usual = self._usual(self._kind)
+            if usable := [s for s in settled if s and not is_wild(s, usual)]:
+                self._seen.tell(self._kind, usable)
+
+    def _attend(self, told: Sequence[StepTimes], company: int, plain: float) -> None:
+        """To a trial whose bill is open, and to newcomers."""
+        for times in told if self._trials.bill is not None or self._readings.arrival is not None else ():
+            prompts = times.num_prefill_tokens > 0
+            self._trials.watch(times, company, plain, prompts or self._prompts)
+            self._prompts = prompts
+            if self._common is None and company and not self._stretch.drafts:
+                self._readings.watch(times, plain)
+            else:
+                self._readings.arrival = None
+        self._prompts = told[-1].num_prefill_tokens > 0
+
+    def _compare(self, kind: Kind, told: Sequence[StepTimes], rate: float, drafts: bool) -> None:
+        """Steps with drafts, with plain ones that bring so many tokens a second."""
+        if not drafts:
+            return
+        usual = self._usual(kind)
+        for times in told:
+            if not is_wild(times.period, usual):
+                self._seen.watch(times.produced, rate * (times.period - times.policy))
+        if self._seen.watched >= LOSING:
+            self._look_at(self._seen.gain())
 
     def _look_at(self, gain: float) -> None:
         """So many times what plain steps bring did the last ones with drafts. If that is less, it is thought about at once."""
@@ -491,11 +491,6 @@ class AheadPolicy:
     def _is_sole(self, way: int | None) -> bool:
         return way is not None and self._ways[way].drafter in SOLE
 
-    def _tell(self, kind: Kind, seconds: float) -> None:
-        """So long did a step of this kind take."""
-        if not is_wild(seconds, self._usual(kind)):
-            self._seen.tell(kind, seconds)
-
     def _usual(self, kind: Kind) -> float:
         """Seconds of such a step, as was thought at the last decision."""
         usual = self._seen.usual
@@ -509,6 +504,7 @@ class AheadPolicy:
 
     def _learn_seen(self) -> None:
         """What steps took and brought since the last time."""
+        self._read()
         seen, self._seen = self._seen, Seen()
         for way, (steps, nodes) in seen.drafts.items():
             book = self._books.setdefault(self._ways[way].drafter, [0, 0])
@@ -525,10 +521,15 @@ class AheadPolicy:
         if request.finish_reason in ("stop", "length") and not self.rehearses:
             self._tokens += 0.05 * (request.num_output - self._tokens)
         self._plans.pop(request.id, None)
+        self._unread.append(request)
+        self._leaving += 1
+        if self._leaving >= len(self._guests):  # so that it is told, too, if nobody else comes
+            self._learn_seen()
+
+    def _part_with(self, request: Request) -> None:
+        self._leaving -= 1
         if (guest := self._guests.pop(request.id, None)) is not None and guest.logs:
             self._gone.append(guest)
-        if not self._guests:  # so that it is told, too, if nobody else comes
-            self._learn_seen()
 
     # ------------------------------------------------------------------ why
     def plain_seconds(self, company: int, context: float = 0.0) -> float:
@@ -542,6 +543,7 @@ class AheadPolicy:
     def explain(self) -> Explanation:
         if not self.periods.known:
             return Explanation("adaptive")
+        self._read()
         company, (deciding, whole) = self._last, self._shares
         plain = self.periods.of(None, company)
         gain = self._gain
@@ -565,6 +567,11 @@ class AheadPolicy:
             steps, 0, nodes, None, 1e3 * extras[best] / best.nodes / company, 0.0, size=str(best),
             brings=self.outcomes.brings(best, 0), needs=extras[best] / plain,
         )  # fmt: skip
+
+
+def _likeness(event: Step | Newcomer | Request) -> int:
+    """The same for steps that repeat one another, and for nothing else that comes one behind the other."""
+    return id(event[0].asked) if isinstance(event, tuple) and not event[0].num_prefill_tokens else id(event)
 
 
 def _shape(mode: Mode) -> tuple[str, bool, int]:

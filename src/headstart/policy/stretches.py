@@ -5,11 +5,11 @@ A step of a millisecond leaves no time to learn from each by itself, so only sum
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from headstart.core import Verdict
 from headstart.policy import Wishes
 from headstart.policy.outcomes import NOTHING, Guest, Tally
 
@@ -40,10 +40,11 @@ class Stretch:
             most = max(self.counts, key=lambda way: self.counts[way])
             self.kind = most, self.counts[most], self.company
 
-    def note(self, verdicts: Sequence[Verdict]) -> None:
-        """Write down what drafts brought. It runs in every step, so it does no more than it must."""
-        for tally, verdict in zip(self.tallies, verdicts, strict=True):
-            tally[len(verdict.accepted)] += 1
+    def note(self, steps: Sequence[Sequence[int] | None]) -> None:
+        """Write down what drafts brought in each step; None: nothing."""
+        for brought in steps:
+            for tally, count in zip(self.tallies, brought or itertools.repeat(0), strict=False):
+                tally[count] += 1
 
 
 @dataclass
@@ -66,17 +67,19 @@ class Seen:
     came: int = 0  # their tokens,
     instead: float = 0.0  # and those of plain steps in the same time
 
-    def count(self, stretch: Stretch, sizes: Sequence[int]) -> None:
-        """Drafts were so large."""
+    def count(self, stretch: Stretch, steps: Sequence[Sequence[int]]) -> None:
+        """Drafts of these steps were so large."""
         alone = len(stretch.counts) == 1
         for way in stretch.counts:
-            own = sizes if alone else [n for other, n in zip(stretch.ways, sizes, strict=True) if other == way]
             book = self.drafts[way]
-            book[0] += 1
-            book[1] += sum(own)
+            book[0] += len(steps)
+            for sizes in steps:
+                book[1] += sum(
+                    sizes if alone else [n for own, n in zip(stretch.ways, sizes, strict=True) if own == way]
+                )
 
-    def add(self, seconds: float, deciding: float, produced: int, expected: float) -> None:
-        self.steps, self.seconds, self.deciding = self.steps + 1, self.seconds + seconds, self.deciding + deciding
+    def add(self, steps: int, seconds: float, deciding: float, produced: int, expected: float) -> None:
+        self.steps, self.seconds, self.deciding = self.steps + steps, self.seconds + seconds, self.deciding + deciding
         self.produced, self.expected = self.produced + produced, self.expected + expected
 
     def watch(self, came: int, instead: float) -> None:
@@ -89,8 +92,8 @@ class Seen:
         self.watched, self.came, self.instead = 0, 0, 0.0
         return gain
 
-    def tell(self, kind: Kind, seconds: float) -> None:
-        """A step that nothing came before or behind, and so long did it take."""
+    def tell(self, kind: Kind, seconds: Sequence[float]) -> None:
+        """Steps that nothing came before or behind, and so long did each take."""
         own = self.told[kind]
-        own[0] += 1
-        own[1] += seconds
+        own[0] += len(seconds)
+        own[1] += sum(seconds)

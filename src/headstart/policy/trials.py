@@ -25,7 +25,8 @@ class Bill:
     paid: float
     thought: float
     gain: float  # times what plain steps bring, that would come else
-    left: int  # steps that are still to be seen
+    steps: int  # that tell,
+    left: int  # and those that are still to be seen
     seconds: float = 0.0
 
 
@@ -37,7 +38,6 @@ class Trials:
         self.purses: dict[str, float] = {}
         self.bill: Bill | None = None  # of the last trial
         self.bother = FIRST  # how many times what was thought they take
-        self._late = False  # the last step had prompts, so this one waits for them
 
     def share_out(self, weights: Mapping[str, int]) -> None:
         """What was saved up goes to these drafters."""
@@ -56,19 +56,21 @@ class Trials:
             return False
         paid = 0.0 if free else price
         self.purses[drafter] -= paid
-        self.bill = Bill(drafter, paid, thought, gain, steps_of(count) + BEHIND)
+        steps = steps_of(count) + BEHIND
+        self.bill = Bill(drafter, paid, thought, gain, steps, steps)
         return True
 
-    def watch(self, times: StepTimes, company: int, plain: float) -> None:
-        """A step is over, where a plain one of this company takes so long."""
-        self.saved += PROBES * times.period
-        late, self._late = self._late, times.num_prefill_tokens > 0
+    def watch(self, times: StepTimes, company: int, plain: float, prompts: bool) -> None:
+        """A step of a trial is over, or one behind it, where a plain one of this company takes so long. `prompts`: it had some,
+        or waited for some, so it does not tell; it is taken to have been as was thought."""
         bill = self.bill
         if bill is None:
             return
         bill.left -= 1
-        if company and not (late or self._late):
+        if company and not prompts:
             bill.seconds += min(times.period, DEAREST * plain) - plain * times.produced / (company * bill.gain)
+        elif company:
+            bill.seconds += bill.thought / bill.steps
         if not bill.left:
             self._settle(bill)
 

@@ -1,0 +1,92 @@
+"""Which prompts heads read where drafts are made ahead: those whose tokens to come are worth it, and some in hope."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from headstart.policy import StepTimes
+from headstart.policy.shares import Line
+from headstart.policy.trials import DEAREST
+
+READING = 0.003  # share of the time that reading prompts may take for which it does not seem to pay,
+READINGS = 4  # and for how many of them it is saved up,
+STRANGERS = 4  # prompts that are read before anything is known of what that brings
+CHURN = 8  # steps after which newcomers are looked at together, where more and more come,
+ARRIVALS = 0.1  # and how fast it is learned what newcomers take, and what it takes to read them
+DOUBT = 1.25  # times that it should come back where the others do not draft: alone it does not pay
+
+
+class Promise(NamedTuple):
+    """What a head is to a request like the others."""
+
+    gain: float = 0.0  # times what plain steps bring
+    seconds: float = 0.0  # of a token, without drafts
+    cost: float = math.inf  # seconds that reading takes
+    new: bool = False  # nobody has seen drafts of it yet
+
+
+@dataclass
+class Newcomers:
+    """While nobody drafts: how much longer the steps take that they come in, and those in which the host gets that ready."""
+
+    count: int = 0
+    read: int = 0  # of them by a head
+    seconds: float = 0.0
+    tokens: int = 0  # of their prompts
+    seen: int = 0  # steps,
+    left: int = 2  # and those that are still to be seen, if nobody else comes
+
+    def add(self, read: bool) -> None:
+        self.count, self.read, self.left = self.count + 1, self.read + read, 2
+
+
+class Readings:
+    def __init__(self) -> None:
+        self.saved = 0.0  # seconds for reading what does not seem to pay,
+        self.dearer = 0.0  # and how much longer it takes for one that a head reads
+        self.arrival: Newcomers | None = None  # the last ones
+        self._line = Line(ARRIVALS)  # how much longer steps take for one that nobody reads, by its tokens
+        self._hoped = 0  # how many were read though it did not seem to pay
+        self._strangers: Counter[int] = Counter()  # that were read before anything was known, by heat
+
+    def wants(self, promise: Promise, least: float, tokens: float, heat: int, drafts: bool, common: bool) -> bool:
+        """Shall a newcomer of so many tokens to come be read? At the least it should bring `least` times what plain steps do;
+        `drafts`: somebody drafts now; `common`: with a head."""
+        gain, cost = promise.gain, promise.cost
+        saves = tokens * promise.seconds * (1 - 1 / gain) if gain > least else 0.0
+        pays = saves > (cost if common else DOUBT * cost)
+        if promise.new:  # the first few will tell
+            pays = pays and self._strangers[heat] < STRANGERS
+            self._strangers[heat] += pays
+        told = self._line.known or drafts or self._hoped < READINGS  # else nobody could tell what it takes
+        hoped = not pays and self.saved >= cost and told
+        if hoped:
+            self.saved, self._hoped = min(self.saved, READINGS * cost) - cost, self._hoped + 1
+        return pays or hoped
+
+    def add(self, read: bool) -> None:
+        """A newcomer, whom a head reads or not."""
+        self.arrival = self.arrival or Newcomers()
+        self.arrival.add(read)
+
+    def watch(self, times: StepTimes, plain: float) -> None:
+        """A step of newcomers in which nobody drafts, where a plain one takes so long. What is seen of it tells what reading a
+        prompt takes here: a rehearsal may have had a faster host."""
+        if (arrival := self.arrival) is None:
+            return
+        count = arrival.count
+        arrival.seconds += min(times.period, DEAREST * plain * count) - plain
+        arrival.tokens += times.num_prefill_tokens
+        arrival.seen, arrival.left = arrival.seen + 1, arrival.left - 1
+        if arrival.left and arrival.seen < CHURN:
+            return
+        self.arrival = None
+        if arrival.tokens and not arrival.read:
+            self._line.add(arrival.tokens / count, arrival.seconds / count)
+        elif arrival.tokens and self._line.known:
+            more = (arrival.seconds - count * self._line.at(arrival.tokens / count)) / arrival.read
+            moves = 1 - (1 - ARRIVALS) ** arrival.read
+            self.dearer += moves * (min(DEAREST * plain, max(0.0, more)) - self.dearer)
