@@ -116,7 +116,7 @@ def test_costs_come_from_a_file_or_by_name(tmp_path: Path):
         (tmp_path / "mine.json").write_text(broken)
         with pytest.raises(BadInput, match="cannot be used"):
             read_machine(str(tmp_path / "mine.json"))
-    with pytest.raises(BadInput, match="cpu, gpu, node"):
+    with pytest.raises(BadInput, match="cpu, gpu, h200, node"):
         read_machine("cray")
 
 
@@ -370,7 +370,7 @@ def test_the_command_prints_a_table_and_the_same_numbers_each_time():
         ((), "--trace FILE or --synthetic"),
         (("--synthetic", "1", "--trace", "x"), "--trace FILE or --synthetic"),
         (("--trace", "none.jsonl"), "cannot be read"),
-        (("--synthetic", "1", "--costs", "cray"), "cpu, gpu, node"),
+        (("--synthetic", "1", "--costs", "cray"), "cpu, gpu, h200, node"),
         (("--synthetic", "1", "--policy", "clever"), "expected none, auto"),
         (("--synthetic", "1", "--policy", "fixed:ngram:99"), "at most 16"),
         (

@@ -36,7 +36,7 @@ SOON = 4  # and where requests are new
 LOSING, LOSES = 16, 0.97  # steps with drafts, and of what plain ones bring, below which it is thought about anew,
 CLEARLY = 0.9  # and below which the way itself is doubted,
 DOUBTED, FORGIVEN = 0.9, 1.02  # how much less is then thought of them, and how fast that is forgotten, by decisions
-TOGETHER, QUIET = 16, 64  # steps that are learned from at once, at most; and where nobody drafts
+TOGETHER, QUIET = 8, 64  # steps that are learned from at once, at most; and where nobody drafts
 LOOK = 8  # drafts after which it is looked at what has just begun
 DECIDING = 0.003  # share of the time that decisions may take: with many requests, they are taken less often
 USUAL = 2e-4  # seconds of a decision, at first,
@@ -46,6 +46,7 @@ TOKENS = 128.0  # of an answer, until some have been seen
 LEAST = 0.04  # a mode should bring so much more than none: its chances are guesses
 BEGIN = 0.03  # and so much more again where nobody drafts now: to begin takes a step or two
 SURELY = 0.2  # of the time of drafts is taken to be lost in a trial, whatever they should bring,
+HOPED = 1.5  # times what is thought that another shape of what drafts may bring
 RARELY = 300  # steps after which another drafter is tried where one pays
 AROUND = 16  # for how many requests that are not new the host needs one more step to begin and to end a trial
 STAY = 1.05  # times what a draft should bring counts for those that draft so already: to begin and to end takes time
@@ -57,6 +58,7 @@ Members = Mapping[int, Sequence[str]]  # the numbers of requests, and the drafte
 Step = tuple[
     StepTimes, Sequence[Request], Sequence[int] | None
 ]  # what it took, for whom, what drafts brought; None: nothing
+Shape = tuple[str, bool]  # a drafter, and whether its drafts branch
 Newcomer = bool  # whether a head reads its prompt
 Choice = tuple[float, Mode | None, list[int]]  # tokens per second, with which mode, for which requests
 
@@ -90,7 +92,7 @@ class AheadPolicy:
         self._answers: list[Wishes] = []  # and what was wished for them,
         self._drafts = False  # if anything was
         self._company = 0  # at the last decision
-        self._doubts: dict[Mode, float] = {}  # times what is thought of ways that have lost lately
+        self._doubts: dict[str, float] = {}  # times what is thought of drafters that have lost lately
         self._stretch, self._seen = Stretch(), Seen()
         self._fresh = True  # the next step that is read is the first behind a decision
         self._kind: Kind | None = None  # of the last step, where that is known,
@@ -102,7 +104,7 @@ class AheadPolicy:
         self._leaving = 0  # how many of those there are
         self._prompts = False  # the last one that was had some
         self._books: dict[str, list[int]] = {}  # for people: drafter -> steps in which it drafted, nodes
-        self._heard: dict[str, int] = {}  # drafter -> the step in which it drafted last,
+        self._heard: dict[Shape, int] = {}  # the step in which such drafts were made last,
         self._now = 0  # of so many
         self._tokens = TOKENS
         self._last = 1
@@ -249,7 +251,7 @@ class AheadPolicy:
         self.outcomes.digest(itertools.chain(guests, self._gone), self._ways, self._steps)
         self._gone.clear()
         self._promises.clear()
-        self._doubts = {mode: more for mode, doubt in self._doubts.items() if (more := doubt * FORGIVEN) < 1}
+        self._doubts = {name: more for name, doubt in self._doubts.items() if (more := doubt * FORGIVEN) < 1}
         self._steps, self._due, self._company, self._trying, self._fresh = 0, EVERY, len(requests), False, True
         most = self.fixed.most(requests, load)
         able = {i: self.choices(requests[i]) for i, n in enumerate(most) if n and load.room > 0 and guests[i].welcome}
@@ -273,9 +275,10 @@ class AheadPolicy:
     def _begins(self, before: Mode | None, guests: Sequence[Guest], chosen: Mapping[int, Mode], second: bool) -> bool:
         """Do requests draft in a way in which they did not before? Then it is looked at soon what that brings: once, or more
         often where it is hardly known."""
-        if self._way is None or self._way == before:
+        if self._way is None:
             return False
-        return not second or any(self.outcomes.is_new(self._way, guests[i].heat) for i in chosen)
+        hardly = any(self.outcomes.is_new(self._way, guests[i].heat) for i in chosen)
+        return hardly or (self._way != before and not second)
 
     def _choose(self, guests: Sequence[Guest], members: Members, load: Load) -> dict[int, Mode]:
         """Whoever it pays for drafts the way that pays most; then those whom that drafter may not serve. And now and then
@@ -286,49 +289,61 @@ class AheadPolicy:
         self._way, self._common = mode, mode if mode is not None and mode.drafter not in SOLE else None
         if mode is None:
             return self._trial(guests, members, len(guests), load)
-        served = mode.drafter
         chosen = dict.fromkeys(drafted, mode)
-        if others := _some({i: names for i, names in members.items() if served not in names}, ON_DEVICE):
+        if others := _some({i: names for i, names in members.items() if mode.drafter not in names}, ON_DEVICE):
             _, other, more = self._best(guests, others, load)  # one that drafts on the host would make the others wait
             chosen |= dict.fromkeys(more, other) if other is not None else {}
-        late = {n for names in members.values() for n in names if self._now - self._heard.get(n, -RARELY) > RARELY}
-        rest = _some(members, late - {served})
-        return chosen | self._trial(guests, rest, len(guests), load, max(1.0, self._gain))
+        return chosen | self._trial(guests, members, len(guests), load, RARELY)
 
     def _trial(
-        self, guests: Sequence[Guest], members: Members, company: int, load: Load, gain: float = 1.0
+        self, guests: Sequence[Guest], members: Members, company: int, load: Load, rarely: int = 0
     ) -> dict[int, Mode]:
-        """Of the drafter that was heard longest ago and can pay, in its cheapest way: for newcomers, whom a head need not
-        join; for some of those that it was asked least for; or for all, where that costs less. `gain`: times what plain steps
-        bring, that what they do else does."""
+        """Of what was heard longest ago and can pay, in its cheapest way: for newcomers, whom a head need not join; for some
+        of those that it was asked least for; or for all, where that costs less. Not of what was heard within `rarely` steps."""
         names = {n for own in members.values() for n in own}
-        self._trials.share_out({n: 1 if n in SOLE else 2 for n in names})  # heads get more, since they promise more
-        for name in sorted(names, key=lambda n: (self._heard.get(n, -1), n)):
-            modes = [m for m in self._known_modes([name]) if m.nodes <= load.room]
-            mode = min(modes, key=lambda m: self.periods.extra(m, 1, 1), default=None)
-            if mode is not None and (chosen := self._try(mode, guests, members, company, gain)):
+        modes = [m for m in map(self._cheapest, self._shapes(names, load.room)) if self._may_try(m, rarely)]
+        self._trials.share_out({m.drafter: 1 if m.drafter in SOLE else 2 for m in modes})  # heads promise more
+        for mode in sorted(modes, key=lambda m: (self._heard.get(_shape(m), -1), m)):
+            if chosen := self._try(mode, guests, members, company):
                 self._due, self._trying = self._steps + steps_of(len(chosen)), True
                 return dict.fromkeys(chosen, mode)
         return {}
 
-    def _try(self, mode: Mode, guests: Sequence[Guest], members: Members, company: int, gain: float) -> list[int]:
+    def _cheapest(self, modes: Iterable[Mode]) -> Mode:
+        return min(modes, key=lambda m: self.periods.extra(m, 1, 1))
+
+    def _may_try(self, mode: Mode, rarely: int) -> bool:
+        """Trees only beside chains of the same drafter, which are cheaper to try."""
+        shape = _shape(mode)
+        if mode.branches and (self._way is None or self._way.drafter != mode.drafter):
+            return False
+        late = self._now - self._heard.get(shape, -rarely) >= rarely
+        return late and (self._way is None or shape != _shape(self._way))
+
+    def _try(self, mode: Mode, guests: Sequence[Guest], members: Members, company: int) -> list[int]:
         """For whom; nobody, where the time has not been saved up. Where nobody drafts, the first drafts of a shape are tried in
         any case."""
         own = sorted((i for i, n in members.items() if mode.drafter in n), key=lambda i: guests[i].known(mode.drafter))
         new = [i for i in own if not guests[i].decided and mode.drafter not in SOLE]
-        plain, each = self.periods.of(None, company), sum(self.outcomes.worth(guests[i], mode) for i in own)
+        plain, each = self.periods.of(None, company), sum(self.outcomes.worth(guests[i], mode) for i in own) / len(own)
+        gain = (
+            max(1.0, self._gain) if self._way is not None else 1.0
+        )  # times what plain steps bring, that what they do does
 
         def costs(count: int) -> float:
-            brings = plain * (each / len(own) - (gain - 1)) * count / company
+            brings = plain * (each - (gain - 1)) * count / company
             around = plain if count == len(new) else (1 + company / AROUND) * plain
             extra = self.periods.extra(mode, count, company)
             return around + steps_of(count) * max(SURELY * extra, extra - brings)
 
-        if self.periods.extra(mode, company, company) > mode.depth * plain:
-            return []  # it could not pay if all of it were right, for all of them
+        needs = self.periods.extra(mode, company, company) / plain  # tokens of each draft, for all of them
+        if needs > mode.depth:
+            return []  # it could not pay if all of it were right
+        if self._way is not None and self._way.drafter == mode.drafter and 1 + HOPED * each < gain * (1 + needs):
+            return []  # nor could another shape of what drafts now, if it brought so much more than is thought
         count = min({len(new) or 1, max(1, len(own) // 8), len(own)}, key=costs)
         free = self._way is None and self.outcomes.is_new(mode, guests[own[0]].heat)
-        if not self._trials.pay(mode.drafter, costs(count) + self._cost, gain, count, free):
+        if not self._trials.pay(mode.drafter, costs(count) + self._cost, gain, count, needs / each, free):
             return []
         return new if count == len(new) else own[:count]
 
@@ -343,7 +358,7 @@ class AheadPolicy:
             worths = [self.outcomes.worths(guests[i], modes[-1]) for i in own]
             for mode in modes:
                 speed, best = self._speed(mode, worths, [guests[i].mode == mode for i in own], company)
-                speed *= self.outcomes.curiosity(mode, guests[own[best[0]]].heat) * self._doubts.get(mode, 1.0)
+                speed *= self.outcomes.curiosity(mode, guests[own[best[0]]].heat) * self._doubts.get(mode.drafter, 1.0)
                 if speed > found[0]:
                     found = speed, mode, [own[k] for k in best]
         return found
@@ -352,8 +367,10 @@ class AheadPolicy:
         """What is known of these drafters and fits: chains of one, or its trees, the deepest last."""
         key = tuple(sorted(names)), min(room, WIDEST)
         if key not in self._fitting:
-            fitting = sorted((m for m in self._known_modes(key[0]) if m.nodes <= room), key=_shape)
-            self._fitting[key] = [list(own) for _, own in itertools.groupby(fitting, key=lambda m: _shape(m)[:2])]
+            fitting = sorted(
+                (m for m in self._known_modes(key[0]) if m.nodes <= room), key=lambda m: (_shape(m), m.depth)
+            )
+            self._fitting[key] = [list(own) for _, own in itertools.groupby(fitting, key=_shape)]
         return self._fitting[key]
 
     def _speed(
@@ -474,7 +491,8 @@ class AheadPolicy:
         if gain < LOSES:
             self._due, self._began = 0, True
             if gain < CLEARLY and self._way is not None:
-                self._doubts[self._way] = DOUBTED * self._doubts.get(self._way, 1.0)
+                name = self._way.drafter
+                self._doubts[name] = DOUBTED * self._doubts.get(name, 1.0)
 
     def _begin(self, times: StepTimes, requests: Sequence[Request]) -> Stretch:
         """A step that does not repeat the last one."""
@@ -509,7 +527,7 @@ class AheadPolicy:
         for way, (steps, nodes) in seen.drafts.items():
             book = self._books.setdefault(self._ways[way].drafter, [0, 0])
             book[0], book[1] = book[0] + steps, book[1] + nodes
-            self._heard[self._ways[way].drafter] = self._now
+            self._heard[_shape(self._ways[way])] = self._now
         for kind, (count, seconds) in seen.told.items():
             self.periods.learn(*self._named(kind), seconds / count, int(count))
         if seen.steps:
@@ -574,8 +592,8 @@ def _likeness(event: Step | Newcomer | Request) -> int:
     return id(event[0].asked) if isinstance(event, tuple) and not event[0].num_prefill_tokens else id(event)
 
 
-def _shape(mode: Mode) -> tuple[str, bool, int]:
-    return mode.drafter, mode.branches, mode.depth
+def _shape(mode: Mode) -> Shape:
+    return mode.drafter, mode.branches
 
 
 def _smaller(mode: Mode, nodes: int) -> Mode:

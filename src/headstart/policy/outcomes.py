@@ -23,8 +23,8 @@ FIRST = {  # tokens by depth that a draft brings, until some have been seen
 }
 COOL = (1.0, 0.95, 0.85, 0.7, 0.3)  # how much less likely the next token is right, by heat, until some have been seen
 DEEPEST = 8  # tokens of a draft
-WIDER = 1.25  # times as many for a tree as for a chain of its depth, until both have been seen,
-AT_LEAST, SOME = 1.1, 8  # and at least so many times, where so many drafts of chains were seen
+WIDER = 1.1  # tries for each token that a tree is worth, where a chain has one, until both have been seen,
+AT_LEAST, SOME = 1.1, 8  # and at least so many, where so many drafts of chains were seen
 PRIOR, PRIOR_SEEN = 6.0, 100  # drafts that this counts for, and after how many it hardly does any more
 FADES = 0.01  # how fast what drafts brought is forgotten, by steps,
 OWN_FADES = 0.04  # and of one request, by drafts
@@ -248,8 +248,8 @@ class Outcomes:
             chain = self._survival.get((mode.drafter, False, heat))
             if mode.branches and chain is not None and chain.tries >= SOME:  # a tree has the chain in it
                 times = AT_LEAST if known.tries < SOME else 1.0
-                least = [times * chance for chance in chain.by_depth(mode.depth)]
-                found = [max(own, min(0.98, other)) for own, other in zip(found, least, strict=True)]
+                least = _tried(chain.by_depth(mode.depth), times)
+                found = [max(own, other) for own, other in zip(found, least, strict=True)]
             self._general[mode.drafter][mode, heat] = found
         return found
 
@@ -300,9 +300,22 @@ class Outcomes:
         for key, times, each in (((name, not wide, heat), other, 1.0), ((name, wide, 0), 1.0, cool)):
             near = self._survival.get(key)
             if near is not None and near.tries >= 1:
-                return [min(0.98, times * each ** (k + 1) * chance) for k, chance in enumerate(near.by_depth(DEEPEST))]
-        times = WIDER if wide else 1.0
-        return [times * cool ** (k + 1) * chance for k, chance in enumerate(FIRST.get(name, FIRST["head"]))]
+                return _cooler(_tried(near.by_depth(DEEPEST), times), each)
+        return _cooler(_tried(FIRST.get(name, FIRST["head"]), WIDER if wide else 1.0), cool)
+
+
+def _tried(chances: Sequence[float], times: float) -> list[float]:
+    """The chances down to each depth, where each token is tried so many times instead of once."""
+    out, so_far = [], 1.0
+    for above, chance in zip([1.0, *chances], chances, strict=False):
+        so_far *= 1 - (1 - min(0.98, chance / max(above, 1e-9))) ** times
+        out.append(so_far)
+    return out
+
+
+def _cooler(chances: Sequence[float], each: float) -> list[float]:
+    """Where each token is right so much less often."""
+    return [each ** (k + 1) * chance for k, chance in enumerate(chances)]
 
 
 def _reached(tally: Tally, depth: int) -> list[int]:

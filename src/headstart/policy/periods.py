@@ -7,6 +7,8 @@ by real steps.
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -15,7 +17,7 @@ import numpy as np
 from headstart import shapes
 from headstart.drafters import WEIGHTLESS
 
-SHIFT, FOLLOW = 0.03, 0.03  # how far one step moves all modes, and its own
+SHIFT, FOLLOW = 0.01, 0.05  # how far one step moves all modes, and its own in about the same company
 LITTLE, MOST = 0.2, 3.0  # of what drafts for some should take, the least that a step tells, and how far that goes
 WILD = 2.5  # a step that took so many times what was expected tells nothing: a graph was made, or somebody used the machine
 COMPANIES = (1, 2, 4, 8, 16, 32, 64)  # numbers of requests for which steps are timed at load,
@@ -49,8 +51,7 @@ class Periods:
 
     def __init__(self) -> None:
         self._points: dict[Key, dict[int, float]] = {}
-        self._table: dict[Key, list[float]] = {}  # for 0, 1, ... requests: it is asked in every step
-        self._own: dict[Key, float] = {}
+        self._table: dict[Key, list[float]] = {}  # for 0, 1, ... requests, as real steps have moved it
         self._few: dict[Key, float] = {}  # times what is thought of drafts for some, as real steps tell
         self._scale = 1.0
         self._reading: dict[str, dict[int, float]] = {}  # by drafter and company,
@@ -67,12 +68,12 @@ class Periods:
         """So it was measured."""
         own = self._points.setdefault(mode, {})
         own[company] = seconds
-        self._own[mode] = self._few[mode] = 1.0
+        self._few[mode] = 1.0
         self._table[mode] = _line(own)
 
     def of(self, mode: Key, company: int) -> float:
         """All of them draft that way."""
-        return self._scale * self._own[mode] * _beyond(self._table[mode], company)
+        return self._scale * _beyond(self._table[mode], company)
 
     def put_reading(self, drafter: str, company: int, seconds: float) -> None:
         """So much longer did it take until a newcomer was one of this company, where this drafter read its prompt."""
@@ -90,14 +91,13 @@ class Periods:
 
     def extras(self, mode: Mode, counts: Sequence[int], company: int) -> list[float]:
         """The same for several numbers: no less than for these alone, and no less than their share of what it takes for all."""
-        table, plain = self._table[mode], self._table[None]
-        each, without = self._scale * self._own[mode], self._scale * self._own[None]
-        share = (each * _beyond(table, company) - without * _beyond(plain, company)) / company
+        table, plain, scale = self._table[mode], self._table[None], self._scale
+        share = scale * (_beyond(table, company) - _beyond(plain, company)) / company
         if company >= min(len(table), len(plain)):
             table, plain = ([_beyond(t, n) for n in range(company + 1)] for t in (table, plain))
         few, out = self._few[mode], []
         for n in counts:
-            own, usual = each * table[n] - without * plain[n], n * share
+            own, usual = scale * (table[n] - plain[n]), n * share
             own = own if own > usual else usual
             out.append((own if own > 0.0 else 0.0) * (few if n < company else 1.0))
         return out
@@ -123,7 +123,10 @@ class Periods:
         shift = SHIFT if finds else 0.0
         moves = (1 - (1 - shift - FOLLOW) ** steps) / (shift + FOLLOW)
         self._scale *= (seconds / usual) ** (moves * shift)
-        self._own[mode] *= (seconds / usual) ** (moves * FOLLOW)
+        times, table = (seconds / usual) ** (moves * FOLLOW), self._table[mode]
+        self._table[mode] = [
+            s * times**near if near else s for s, near in zip(table, _near(company, len(table)), strict=True)
+        ]
 
     def scale(self, times: float) -> None:
         """The machine is that much slower today."""
@@ -171,6 +174,13 @@ def _line(points: Mapping[int, float]) -> list[float]:
     """For 0, 1, ... requests."""
     sizes = sorted(points)
     return np.interp(range(sizes[-1] + 1), sizes, [points[n] for n in sizes]).tolist()
+
+
+@functools.lru_cache(512)
+def _near(company: int, size: int) -> list[float]:
+    """How far what is seen in this company holds for 0, 1, ... requests: hardly for twice as many, or half."""
+    company = min(company, size - 1)
+    return [0.0, *(max(0.0, 1 - abs(math.log2(n / company))) for n in range(1, size))]
 
 
 def _rising(points: Mapping[int, float]) -> dict[int, float]:

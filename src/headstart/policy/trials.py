@@ -13,6 +13,7 @@ PROBE_STEPS = 4  # that a trial takes at most; where a head has to join, the fir
 PROBED = 6  # drafts that are enough;
 BEHIND = 2  # steps behind it that still show what it took, whatever was thought,
 DEAREST = 3.0  # and what one step may count for, in plain ones
+HOPELESS = 2.0  # times what it takes that a trial costs at most of what brings less than half of what it would need,
 AT_LEAST, WORST = 0.25, 3.0  # times what was thought, that a trial counts for
 FIRST, BOTHER = 0.5, 0.3  # how much of it trials are thought to take at first, and how far one moves that
 
@@ -25,6 +26,7 @@ class Bill:
     paid: float
     thought: float
     gain: float  # times what plain steps bring, that would come else
+    rarely: float  # times what it takes that it costs
     steps: int  # that tell,
     left: int  # and those that are still to be seen
     seconds: float = 0.0
@@ -45,19 +47,20 @@ class Trials:
             self.purses[name] = self.purses.get(name, 0.0) + self.saved * weight / sum(weights.values())
         self.saved = 0.0 if weights else self.saved
 
-    def pay(self, drafter: str, thought: float, gain: float, count: int, free: bool) -> bool:
+    def pay(self, drafter: str, thought: float, gain: float, count: int, needs: float, free: bool) -> bool:
         """Is there time for a trial that is thought to take so long, for so many requests? Then it begins. Not before it is
-        known what the last one took."""
+        known what the last one took. `needs`: times what drafts bring that they would have to, for all requests."""
         if self.bill is not None:
             return False
-        price = self.bother * thought
+        rarely = min(HOPELESS, max(1.0, needs / 2))
+        price = rarely * self.bother * thought
         self.purses[drafter] = min(self.purses[drafter], SAVED * price)
         if not free and self.purses[drafter] < price:
             return False
         paid = 0.0 if free else price
         self.purses[drafter] -= paid
         steps = steps_of(count) + BEHIND
-        self.bill = Bill(drafter, paid, thought, gain, steps, steps)
+        self.bill = Bill(drafter, paid, thought, gain, rarely, steps, steps)
         return True
 
     def watch(self, times: StepTimes, company: int, plain: float, prompts: bool) -> None:
@@ -78,7 +81,7 @@ class Trials:
         """What a trial took beyond what was paid for it is owed: less is left for the next ones of that drafter. What it took
         less is given back, for the most part."""
         took = min(WORST, max(AT_LEAST, bill.seconds / bill.thought))
-        self.purses[bill.drafter] += bill.paid - took * bill.thought
+        self.purses[bill.drafter] += bill.paid - bill.rarely * took * bill.thought
         self.bother += BOTHER * (took - self.bother)
         self.bill = None
 

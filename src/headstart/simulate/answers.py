@@ -14,7 +14,7 @@ from headstart.traffic import Arrival, Seen, Skill, Trace
 DEEPEST = 16  # levels of a synthetic draft
 WRONG = 1  # the token of the first drafter that is wrong; the next ones follow, and texts begin behind them
 FIRST_TOKEN = 100
-SECOND = 0.3  # how often another node of a tree is right where the first of its depth is not
+WIDER = 1.4  # tries for each token that a tree is worth: so it is with trees of 15 nodes and 5 levels
 
 
 class Answers:
@@ -80,7 +80,7 @@ class Drawn:
             luck[:] = luck[:, :1]
         chances = np.clip(usual[:, None] + skill.spread * (2 * luck - 1), 0.0, 0.995)
         self._found = (found < skill.found).tolist()
-        either = chances + SECOND * (1 - chances)
+        either = 1 - (1 - chances) ** WIDER
         self._right: list[list[int]] = [np.cumprod(coins < c, 1).sum(1).tolist() for c in (chances, either)]
         self._kinds: list[int] | None = (1 + 4 * chances[:, 0]).astype(int).tolist() if weightless else None
         self._sure = None if weightless else (chances**skill.sure).round(4)

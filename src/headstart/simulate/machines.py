@@ -81,6 +81,27 @@ def _presets() -> Iterator[Machine]:
         deciding=Work(2.5e-4, 1.5e-5),
     )
     yield Machine(
+        "h200",
+        Costs(
+            {
+                1: 1.16e-3,
+                4: 1.2e-3,
+                16: 1.26e-3,
+                32: 1.45e-3,
+                64: 1.6e-3,
+                128: 2.05e-3,
+                256: 2.75e-3,
+                512: 4.6e-3,
+                1024: 9e-3,
+            },
+            1e-9,
+        ),
+        {"ngram": Work(5e-5, 1e-6), "suffix": Work(3e-4, 4e-5), "eagle3": Work(9.5e-5, 3e-6)},
+        around=1.5e-4,
+        reading={"eagle3": Work(1.2e-4, 2e-7)},
+        deciding=Work(4e-4, 1.5e-5),
+    )
+    yield Machine(
         "node",
         Costs({1: 0.012, 16: 0.0125, 64: 0.0145, 256: 0.026, 1024: 0.085}, 5e-9),
         {"ngram": Work(5e-5, 1e-6), "suffix": Work(3e-5, 2e-5), "eagle3": Work(9e-4, 4e-6)},
