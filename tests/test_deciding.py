@@ -19,7 +19,7 @@ from headstart.config import parse_speculative
 from headstart.core import Request, SamplingParams, Verdict
 from headstart.policy import Load, StepTimes
 from headstart.policy.ahead import LOOK, AheadPolicy
-from headstart.policy.outcomes import Guest, Outcomes, Own
+from headstart.policy.outcomes import Guest, Outcomes, Own, Survival
 from headstart.policy.periods import Mode, Periods, modes_of
 from headstart.policy.readings import STRANGERS
 from headstart.policy.store import Store
@@ -715,3 +715,37 @@ def test_modes_that_one_text_has_no_room_for_are_tried_in_several(monkeypatch, m
 
 def test_texts_without_any_room_are_no_rehearsal() -> None:
     assert rehearse.companies(stage(263), {"eagle3": [Mode("eagle3", 1, 1)]}) == []
+
+
+def test_what_steps_take_in_one_company_says_little_about_others() -> None:
+    """Else what a crowd's host takes would be thought of a single request, too, and drafts for it would seem free."""
+    p = policy()
+    alone, crowd = p.periods.of(None, 1), p.periods.of(None, 64)
+    for _ in range(200):
+        p.periods.learn(None, 64, 64, 1.3 * crowd)
+    assert p.periods.of(None, 64) == pytest.approx(1.3 * crowd, rel=0.01)
+    assert alone < p.periods.of(None, 1) < 1.06 * alone
+
+
+def test_another_shape_of_what_drafts_is_tried_too() -> None:
+    """Trees were unlucky when they were seen last, and pay most."""
+    p = policy()
+    device = Device(p)
+    device.run(["code"], 1, 4)
+    for wide, chances in ((False, [0.8, 0.62, 0.48, 0.38, 0.3]), (True, [0.75, 0.4, 0.2, 0.1, 0.05])):
+        p.outcomes._survival["eagle3", wide, 0] = Survival(chances, seen=100)
+        p.outcomes._survival["eagle3", wide, 0].add([30 * c for c in (1.0, *chances)])
+    device.run(["code"], 1, 30)
+    device.used.clear()
+    device.run(["code"], 1, 10)
+    assert device.used.get(str(TREE), 0) > 0.6 * sum(device.used.values()), device.used
+
+
+def test_what_brings_far_too_little_is_tried_less_often() -> None:
+    def tries(needs: float) -> bool:
+        trials = Trials()
+        trials.saved = 1e-3
+        trials.share_out({"ngram": 1})
+        return trials.pay("ngram", 1.5e-3, 1.0, 6, needs, free=False)
+
+    assert tries(1.0) and tries(2.0) and not tries(4.0)

@@ -23,7 +23,8 @@ FIRST = {  # tokens by depth that a draft brings, until some have been seen
 }
 COOL = (1.0, 0.95, 0.85, 0.7, 0.3)  # how much less likely the next token is right, by heat, until some have been seen
 DEEPEST = 8  # tokens of a draft
-WIDER = 1.1  # tries for each token that a tree is worth, where a chain has one, until both have been seen,
+WIDER = 1.25  # tries for each token that a tree is worth, where a chain has one, until both have been seen,
+UNSEEN = 1.1  # and until one of them has been,
 AT_LEAST, SOME = 1.1, 8  # and at least so many, where so many drafts of chains were seen
 PRIOR, PRIOR_SEEN = 6.0, 100  # drafts that this counts for, and after how many it hardly does any more
 FADES = 0.01  # how fast what drafts brought is forgotten, by steps,
@@ -301,7 +302,7 @@ class Outcomes:
             near = self._survival.get(key)
             if near is not None and near.tries >= 1:
                 return _cooler(_tried(near.by_depth(DEEPEST), times), each)
-        return _cooler(_tried(FIRST.get(name, FIRST["head"]), WIDER if wide else 1.0), cool)
+        return _cooler(_tried(FIRST.get(name, FIRST["head"]), UNSEEN if wide else 1.0), cool)
 
 
 def _tried(chances: Sequence[float], times: float) -> list[float]:
