@@ -749,3 +749,15 @@ def test_what_brings_far_too_little_is_tried_less_often() -> None:
         return trials.pay("ngram", 1.5e-3, 1.0, 6, needs, free=False)
 
     assert tries(1.0) and tries(2.0) and not tries(4.0)
+
+
+def test_newcomers_that_come_together_all_count() -> None:
+    p = policy()
+    requests = [Device._request("hard", i, 9) for i in range(3)]
+    for r in requests:
+        p.enlist(r, Load(3, 0, 0))
+    p._read()
+    assert p._readings.arrival is not None and p._readings.arrival.count == 3
+    for r in requests:
+        p.release(r)
+    assert not p._guests and p._leaving == 0

@@ -326,9 +326,7 @@ class AheadPolicy:
         own = sorted((i for i, n in members.items() if mode.drafter in n), key=lambda i: guests[i].known(mode.drafter))
         new = [i for i in own if not guests[i].decided and mode.drafter not in SOLE]
         plain, each = self.periods.of(None, company), sum(self.outcomes.worth(guests[i], mode) for i in own) / len(own)
-        gain = (
-            max(1.0, self._gain) if self._way is not None else 1.0
-        )  # times what plain steps bring, that what they do does
+        gain = 1.0 if self._way is None else max(1.0, self._gain)  # times what plain steps bring, as they draft now
 
         def costs(count: int) -> float:
             brings = plain * (each - (gain - 1)) * count / company
@@ -343,7 +341,7 @@ class AheadPolicy:
             return []  # nor could another shape of what drafts now, if it brought so much more than is thought
         count = min({len(new) or 1, max(1, len(own) // 8), len(own)}, key=costs)
         free = self._way is None and self.outcomes.is_new(mode, guests[own[0]].heat)
-        if not self._trials.pay(mode.drafter, costs(count) + self._cost, gain, count, needs / each, free):
+        if not self._trials.pay(mode.drafter, costs(count) + self._cost, gain, count, needs / max(each, 1e-9), free):
             return []
         return new if count == len(new) else own[:count]
 
@@ -421,14 +419,15 @@ class AheadPolicy:
     def _read(self) -> None:
         """What happened since it was read last, in its order."""
         unread, self._unread = self._unread, []
-        for _, alike in itertools.groupby(unread, _likeness):
-            events = list(alike)
-            if isinstance(event := events[0], Newcomer):
-                self._readings.add(event)
-            elif isinstance(event, Request):
-                self._part_with(event)
-            else:
-                self._read_steps(cast(list[Step], events))
+        for likeness, events in itertools.groupby(unread, _likeness):
+            if likeness:
+                self._read_steps(cast(list[Step], list(events)))
+                continue
+            for event in events:
+                if isinstance(event, Newcomer):
+                    self._readings.add(event)
+                elif isinstance(event, Request):
+                    self._part_with(event)
 
     def _read_steps(self, steps: Sequence[Step]) -> None:
         """Steps that repeat one another."""
@@ -588,8 +587,10 @@ class AheadPolicy:
 
 
 def _likeness(event: Step | Newcomer | Request) -> int:
-    """The same for steps that repeat one another, and for nothing else that comes one behind the other."""
-    return id(event[0].asked) if isinstance(event, tuple) and not event[0].num_prefill_tokens else id(event)
+    """The same for steps that repeat one another, and for no others that come one behind the other; 0: no step."""
+    if not isinstance(event, tuple):
+        return 0
+    return id(event) if event[0].num_prefill_tokens else id(event[0].asked)
 
 
 def _shape(mode: Mode) -> Shape:
