@@ -761,3 +761,47 @@ def test_newcomers_that_come_together_all_count() -> None:
     for r in requests:
         p.release(r)
     assert not p._guests and p._leaving == 0
+
+
+def test_what_steps_take_is_learned_beyond_what_was_rehearsed_too() -> None:
+    p = policy()
+    true = 1.3 * p.periods.of(None, 256)
+    for _ in range(20):
+        p.periods.learn(None, 256, 256, true, 64)
+    assert p.periods.of(None, 256) == pytest.approx(true, rel=0.01)
+
+
+def test_nothing_is_put_aside_where_nobody_decides() -> None:
+    """A rehearsal failed, so nobody will ever draft."""
+    p = policy()
+    p.forget_periods()
+    here = Device._request("code", 0, 9)
+    p.enlist(here, Load(1, 0, 0))
+    for i in range(1, 100):
+        request = Device._request("code", i, 9)
+        p.enlist(request, Load(2, 0, 0))
+        p.release(request)
+    assert len(p._unread) + len(p._guests) < 4
+
+
+def test_to_explain_changes_nothing() -> None:
+    """Another thread may ask, while the engine's own is at work."""
+    p = policy()
+    device, request = Device(p), Device._request("code", 0, 1 << 20)
+    for _ in range(30):
+        device._step([request])
+    before = list(p._unread)
+    p.explain()
+    assert before and p._unread == before
+
+
+def test_what_is_hardly_known_is_looked_at_again_but_not_for_ever() -> None:
+    p = policy()
+    device, request = Device(p), Device._request("code", 0, 1 << 20)
+    p.outcomes.is_new = lambda mode, heat: True  # type: ignore[method-assign]
+    p.clock, soon = itertools.count(0.0, 1e3).__next__, 0
+    p._time = p._cost = 1e-4
+    for _ in range(200):
+        device._step([request])
+        soon += p._began
+    assert 0 < soon < 80

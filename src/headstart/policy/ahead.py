@@ -37,7 +37,7 @@ LOSING, LOSES = 16, 0.97  # steps with drafts, and of what plain ones bring, bel
 CLEARLY = 0.9  # and below which the way itself is doubted,
 DOUBTED, FORGIVEN = 0.9, 1.02  # how much less is then thought of them, and how fast that is forgotten, by decisions
 TOGETHER, QUIET = 8, 64  # steps that are learned from at once, at most; and where nobody drafts
-LOOK = 8  # drafts after which it is looked at what has just begun
+LOOK, LOOKS = 8, 4  # drafts after which it is looked at what has just begun, and how often where it is hardly known
 DECIDING = 0.003  # share of the time that decisions may take: with many requests, they are taken less often
 USUAL = 2e-4  # seconds of a decision, at first,
 OWED = 1  # decisions for which the time may be saved up behind them,
@@ -85,6 +85,7 @@ class AheadPolicy:
         # somebody drafts to find out whether it pays; or has just begun to, since that seems to pay, so that the next decision
         # will not wait for saved time
         self._trying = self._began = False
+        self._hardly = 0  # decisions in a row for a way that is hardly known
         self._way: Mode | None = None  # that was decided on
         self._common: Mode | None = None  # that newcomers take until it is decided for them: those that a head reads
         self._steps, self._due = 0, 0  # since the last decision, and when the next is due
@@ -163,7 +164,8 @@ class AheadPolicy:
         least = 1 + LEAST + (0 if common else BEGIN)
         tokens = min(self._tokens, request.params.max_tokens)
         read = self._readings.wants(promise, least, tokens, guest.heat, self._drafts, common)
-        self._unread.append(read)
+        if self.periods.known:
+            self._unread.append(read)
         return read
 
     def _promise(self, names: Sequence[str], heat: int, company: int) -> Promise:
@@ -277,8 +279,9 @@ class AheadPolicy:
         often where it is hardly known."""
         if self._way is None:
             return False
-        hardly = any(self.outcomes.is_new(self._way, guests[i].heat) for i in chosen)
-        return hardly or (self._way != before and not second)
+        new = any(mode == self._way and self.outcomes.is_new(mode, guests[i].heat) for i, mode in chosen.items())
+        self._hardly = self._hardly + 1 if new else 0
+        return 0 < self._hardly <= LOOKS or (self._way != before and not second)
 
     def _choose(self, guests: Sequence[Guest], members: Members, load: Load) -> dict[int, Mode]:
         """Whoever it pays for drafts the way that pays most; then those whom that drafter may not serve. And now and then
@@ -306,6 +309,7 @@ class AheadPolicy:
         for mode in sorted(modes, key=lambda m: (self._heard.get(_shape(m), -1), m)):
             if chosen := self._try(mode, guests, members, company):
                 self._due, self._trying = self._steps + steps_of(len(chosen)), True
+                self._heard[_shape(mode)] = self._now
                 return dict.fromkeys(chosen, mode)
         return {}
 
@@ -503,6 +507,8 @@ class AheadPolicy:
             if 0 in times.drafted:  # a head that gives none could not be asked
                 ways = [w if n or self._is_sole(w) else None for w, n in zip(ways, times.drafted, strict=True)]
             stretch.begin(ways, [self._guests.get(r.id) for r in requests])
+            if self._trying and len(stretch.counts) > 1:
+                stretch.kind = None  # what it takes is told by its bill
         return stretch
 
     def _is_sole(self, way: int | None) -> bool:
@@ -539,14 +545,16 @@ class AheadPolicy:
             self._tokens += 0.05 * (request.num_output - self._tokens)
         self._plans.pop(request.id, None)
         self._unread.append(request)
-        self._leaving += 1
-        if self._leaving >= len(self._guests):  # so that it is told, too, if nobody else comes
+        self._leaving += request.id in self._guests
+        if not self.periods.known or self._leaving >= len(
+            self._guests
+        ):  # so that it is told, too, if nobody else comes
             self._learn_seen()
 
     def _part_with(self, request: Request) -> None:
-        self._leaving -= 1
-        if (guest := self._guests.pop(request.id, None)) is not None and guest.logs:
-            self._gone.append(guest)
+        if (guest := self._guests.pop(request.id, None)) is not None:
+            self._leaving -= 1
+            self._gone += [guest] if guest.logs else []
 
     # ------------------------------------------------------------------ why
     def plain_seconds(self, company: int, context: float = 0.0) -> float:
@@ -560,7 +568,6 @@ class AheadPolicy:
     def explain(self) -> Explanation:
         if not self.periods.known:
             return Explanation("adaptive")
-        self._read()
         company, (deciding, whole) = self._last, self._shares
         plain = self.periods.of(None, company)
         gain = self._gain

@@ -124,6 +124,7 @@ class Periods:
         moves = (1 - (1 - shift - FOLLOW) ** steps) / (shift + FOLLOW)
         self._scale *= (seconds / usual) ** (moves * shift)
         times, table = (seconds / usual) ** (moves * FOLLOW), self._table[mode]
+        table = table + [_beyond(table, n) for n in range(len(table), company + 1)]
         self._table[mode] = [
             s * times**near if near else s for s, near in zip(table, _near(company, len(table)), strict=True)
         ]
