@@ -29,8 +29,8 @@ def simulate(
     synthetic: Annotated[int, option("--synthetic", "-n", help="So many made-up traces.")] = 0,
     seed: Annotated[int, option("--seed", help="Of the first made-up trace.")] = 0,
     costs: Annotated[
-        str, option("--costs", help="What things take: cpu, gpu, node or a JSON file; several with commas.")
-    ] = "cpu,gpu,node",
+        str, option("--costs", help="What things take: cpu, gpu, h200, node or a JSON file; several with commas.")
+    ] = "cpu,gpu,h200,node",
     policy: Annotated[
         str,
         option(
