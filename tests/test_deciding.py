@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 import json
 import random
+import statistics
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -183,12 +184,15 @@ def test_it_never_costs_and_is_about_as_good_as_the_best(kinds: list[str], load:
     count = max(30, 3 * load)
     plain = Device().run(kinds, load, count)
     best = max(Device(way=m).run(kinds, load, count) for m in MODES if load * (1 + m.nodes) <= 1024)
-    device = Device(policy())
-    device.run(kinds, load, max(8, 2 * load))  # cold
-    auto = device.run(kinds, load, count)
-    assert auto > 0.98 * plain, device.used
-    least = 0.92 if len(kinds) == 1 else 0.9  # of several kinds, they have others beside each other
-    assert auto > least * best, device.used
+    speeds = []
+    for seed in range(3):  # the luck of single drafts moves it by some percent
+        device = Device(policy(), rng=random.Random(seed))
+        device.run(kinds, load, max(8, 2 * load))  # cold
+        speeds.append(device.run(kinds, load, count))
+    auto = statistics.mean(speeds)
+    assert min(speeds) > 0.98 * plain, speeds
+    least = 0.93 if len(kinds) == 1 else 0.9  # of several kinds, they have others beside each other
+    assert auto > least * best, speeds
 
 
 def test_trees_alone_and_chains_in_company() -> None:

@@ -66,7 +66,8 @@ def tune(
         ),
     ] = None,
     costs: Annotated[
-        str, option("--costs", help="With --trace, what steps take: cpu, gpu, h200, node or a JSON file.", panel=TRAFFIC)
+        str,
+        option("--costs", help="With --trace, what steps take: cpu, gpu, h200, node or a JSON file.", panel=TRAFFIC),
     ] = "cpu",
     out: Annotated[
         str | None,

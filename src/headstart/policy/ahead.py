@@ -57,7 +57,7 @@ WIDEST = 64  # nodes of a draft, so that more room is all the same
 Members = Mapping[int, Sequence[str]]  # the numbers of requests, and the drafters that may serve them
 Step = tuple[
     StepTimes, Sequence[Request], Sequence[int] | None
-]  # what it took, for whom, what drafts brought; None: nothing
+]  # its times, for whom, what drafts brought; None: nothing
 Shape = tuple[str, bool]  # a drafter, and whether its drafts branch
 Newcomer = bool  # whether a head reads its prompt
 Choice = tuple[float, Mode | None, list[int]]  # tokens per second, with which mode, for which requests
@@ -455,8 +455,8 @@ class AheadPolicy:
         produced, deciding = sum([t.produced for t in told]), sum([t.policy for t in told])
         self._seen.add(len(steps), seconds, deciding, produced, company * seconds / plain)
         self.plain_steps += 0 if stretch.drafts else len(steps)
-        if self._kind is not None:
-            self._compare(self._kind, told, company / plain, stretch.drafts)
+        if self._kind is not None and stretch.drafts:
+            self._compare(self._kind, told, company / plain)
         # what was before is told now: nobody came on either side of it, and to launch what is new takes the host longer
         same = self._kind == before and not fresh
         settled = [self._period, *periods[:-1]] if same else periods[1:-1]
@@ -478,10 +478,8 @@ class AheadPolicy:
                 self._readings.arrival = None
         self._prompts = told[-1].num_prefill_tokens > 0
 
-    def _compare(self, kind: Kind, told: Sequence[StepTimes], rate: float, drafts: bool) -> None:
+    def _compare(self, kind: Kind, told: Sequence[StepTimes], rate: float) -> None:
         """Steps with drafts, with plain ones that bring so many tokens a second."""
-        if not drafts:
-            return
         usual = self._usual(kind)
         for times in told:
             if not is_wild(times.period, usual):
@@ -554,7 +552,8 @@ class AheadPolicy:
     def _part_with(self, request: Request) -> None:
         if (guest := self._guests.pop(request.id, None)) is not None:
             self._leaving -= 1
-            self._gone += [guest] if guest.logs else []
+            if guest.logs:
+                self._gone.append(guest)
 
     # ------------------------------------------------------------------ why
     def plain_seconds(self, company: int, context: float = 0.0) -> float:

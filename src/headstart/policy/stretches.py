@@ -23,7 +23,7 @@ class Stretch:
     asked: Sequence[Wishes] | None = None  # what drafters were asked for, for each request
     company: int = 0
     drafts: bool = False  # they were asked for something
-    kind: Kind | None = None  # of its steps; None: a head only reads on for somebody
+    kind: Kind | None = None  # of its steps; None: a head only reads on for somebody, or some are on trial
     counts: dict[int, int] = field(default_factory=dict)  # for how many there are drafts, by their way
     ways: list[int | None] = field(default_factory=list)  # of each request,
     tallies: list[Tally] = field(default_factory=list)  # and where it is written down what its drafts bring
