@@ -5,8 +5,8 @@
     python benchmarks/policy.py --show benchmarks/results/policy-cpu.json      prints a kept result, as Markdown
 
 A point is a number of requests that run at once and a kind of prompts. All ways answer the same prompts, in turns; what is
-compared is tokens per second of the whole run, prompts included, and the ratio is the median over rounds, each with prompts of
-its own. The suffix drafter does not remember past answers here, or it would know them from the other ways' turns.
+compared is tokens per second of the whole run, prompts included (as tokens: whoever writes them takes as long for each way),
+and the ratio is the median over rounds, each with prompts of its own. The suffix drafter does not remember past answers here, or it would know them from the other ways' turns.
 
 With `--in-step`, all ways answer at the same time, one step of each in turn: what disturbs the machine disturbs all of them.
 That is for runners whose steps are over when they return, so not for a GPU.
@@ -34,7 +34,7 @@ import report
 
 from headstart import LLM, SamplingParams
 from headstart.core import Request, Stats
-from headstart.models.load import load
+from headstart.models.load import Loaded, load
 from headstart.rehearse import prepare
 from headstart.shapes import GROWN
 
@@ -47,32 +47,32 @@ KINDS = {
     "extraction": ("extraction", "rag", "qa"),
     "reasoning": ("reasoning", "math", "coding"),
 }
-Prompt = tuple[Any, float]  # messages or token ids, and the temperature
+Prompt = tuple[list[int], float]  # token ids, and the temperature
 
 
 # ------------------------------------------------------------------ prompts
-def kinds(args: argparse.Namespace, vocab: int) -> dict[str, list[Prompt]]:
+def kinds(args: argparse.Namespace, target: Loaded) -> dict[str, list[Prompt]]:
     """Prompts of each kind, in an order of chance."""
-    rng = random.Random(1)
+    rng, vocab = random.Random(1), target.vocab_size
+
+    def chat(text: str) -> list[int]:
+        return target.tokenizer.chat([{"role": "user", "content": text}])
+
     found: dict[str, list[Prompt]] = {}
     if args.spec_bench:
         rows = [json.loads(line) for line in Path(args.spec_bench).read_text(encoding="utf-8").splitlines()]
         for kind, categories in KINDS.items():
             own = [r["turns"][0] for r in rows if r["category"] in categories]
-            found[kind] = [(_chat(text), 0.0) for text in own if len(text) < args.longest]
+            found[kind] = [(chat(text), 0.0) for text in own if len(text) < args.longest]
     if args.gsm8k:
         rows = [json.loads(line) for line in Path(args.gsm8k).read_text(encoding="utf-8").splitlines()]
-        found[MATHS] = [(_chat(r["question"]), 0.0) for r in rows]
+        found[MATHS] = [(chat(r["question"]), 0.0) for r in rows]
     lines = Path(__file__).with_name("code_prompts.txt").read_text(encoding="utf-8").splitlines()
-    found[CODE] = [(_chat(line), 0.0) for line in lines]
+    found[CODE] = [(chat(line), 0.0) for line in lines]
     for own in found.values():
         rng.shuffle(own)
     found[NOISE] = [([rng.randrange(vocab) for _ in range(40)], 1.5) for _ in range(400)]
     return found
-
-
-def _chat(text: str) -> list[dict[str, str]]:
-    return [{"role": "user", "content": text}]
 
 
 def take(prompts: dict[str, list[Prompt]], kind: str, count: int, start: int) -> list[Prompt]:
@@ -111,7 +111,11 @@ def answer(llm: LLM, prompts: list[Prompt], tokens: int, spread: float = 0.0) ->
 
 def answer_in_step(llms: dict[str, LLM], prompts: list[Prompt], tokens: int, spread: float) -> dict[str, Any]:
     """The same by all ways, one step of each in turn."""
-    requests = {name: _requests(llm, prompts, _params(prompts, tokens, spread)) for name, llm in llms.items()}
+    params = _params(prompts, tokens, spread)
+    requests = {
+        name: [Request(ids, own, own.seed, streams=False) for (ids, _), own in zip(prompts, params, strict=True)]
+        for name in llms
+    }
     seconds, order = dict.fromkeys(llms, 0.0), list(llms)
     for name, own in requests.items():
         for request in own:
@@ -124,11 +128,6 @@ def answer_in_step(llms: dict[str, LLM], prompts: list[Prompt], tokens: int, spr
                 seconds[name] += time.perf_counter() - began
         order.reverse()
     return {n: _told(seconds[n], [r.stats for r in own], [r.output for r in own]) for n, own in requests.items()}
-
-
-def _requests(llm: LLM, prompts: list[Prompt], params: list[SamplingParams]) -> list[Request]:
-    tokens = [p if isinstance(p[0], int) else llm.model.tokenizer.chat(p) for p, _ in prompts]
-    return [Request(ids, own, own.seed, streams=False) for ids, own in zip(tokens, params, strict=True)]
 
 
 def _params(prompts: list[Prompt], tokens: int, spread: float) -> list[SamplingParams]:
@@ -221,7 +220,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
             )
             for name in ["plain", "auto", *args.ways]
         }
-        prompts = kinds(args, target.vocab_size)
+        prompts = kinds(args, target)
         for name, llm in llms.items():
             prepare(llm.engine)
             answer(llm, take(prompts, MIXED, 4, 0), 8)  # whatever is prepared on first use

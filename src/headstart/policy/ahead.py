@@ -25,7 +25,7 @@ from headstart.policy import Choices, Load, Proposals, StepTimes, Wish, Wishes
 from headstart.policy.explain import Explanation, Tried
 from headstart.policy.fixed import FixedPolicy
 from headstart.policy.outcomes import Guest, Outcomes
-from headstart.policy.periods import Mode, Periods, is_wild, modes_of
+from headstart.policy.periods import Bustle, Mode, Periods, is_wild, modes_of
 from headstart.policy.readings import READING, Promise, Readings
 from headstart.policy.shares import Share, heat_of
 from headstart.policy.stretches import Kind, Seen, Stretch
@@ -68,7 +68,7 @@ class AheadPolicy:
 
     def __init__(self, config: SpeculativeConfig, choices: Choices) -> None:
         self.fixed, self.choices, self.config = FixedPolicy(config, choices), choices, config
-        self.periods, self.outcomes = Periods(), Outcomes()
+        self.periods, self.outcomes, self._bustle = Periods(), Outcomes(), Bustle()
         self.clock = time.perf_counter  # what tells how long decisions take
         self.ordered: Mode | None = None  # what a rehearsal is to do,
         self.rehearses = False  # while it lasts
@@ -155,11 +155,9 @@ class AheadPolicy:
         """Where a request like the others would be worth reading its prompt, or where the time for that was saved up."""
         if self.rehearses:
             return True
-        guest, company = self._guest(request), max(1, load.num_running)
+        guest = self._guest(request)
         names = self.choices(request) if guest.welcome else ()
-        like = names, guest.heat, company
-        if (promise := self._promises.get(like)) is None:
-            promise = self._promises[like] = self._promise(names, guest.heat, company)
+        promise = self._promised(names, guest.heat, max(1, load.num_running))
         common = self._common is not None
         least = 1 + LEAST + (0 if common else BEGIN)
         tokens = min(self._tokens, request.params.max_tokens)
@@ -168,15 +166,23 @@ class AheadPolicy:
             self._unread.append(read)
         return read
 
+    def _promised(self, names: Sequence[str], heat: int, company: int) -> Promise:
+        """By heads, to a request like the others."""
+        like = names, heat, company
+        if (promise := self._promises.get(like)) is None:
+            promise = self._promises[like] = self._promise(names, heat, company)
+        return promise
+
     def _promise(self, names: Sequence[str], heat: int, company: int) -> Promise:
-        """Of heads, to a request like the others."""
         heads = self._known_modes(n for n in names if n not in SOLE)
         if not heads:
             return Promise()
         plain = self.periods.of(None, company)
         cost = max(self.periods.reading(heads[0].drafter, company), self._readings.dearer)
-        gain = max((1 + self.outcomes.brings(m, heat)) * plain / self.periods.of(m, company) for m in heads)
-        return Promise(gain, plain / company, cost, all(self.outcomes.is_new(m, heat) for m in heads))
+        least = plain / self._bustle.holds_up(company)
+        gains = {m: (1 + self.outcomes.brings(m, heat)) * least / self.periods.of(m, company) for m in heads}
+        best = max(gains, key=gains.__getitem__)
+        return Promise(gains[best], plain / company, cost, all(self.outcomes.is_new(m, heat) for m in heads), best)
 
     def rests(self, request: Request) -> bool:
         mode = self._mode(request)
@@ -184,10 +190,22 @@ class AheadPolicy:
 
     def _mode(self, request: Request) -> Mode | None:
         """How it drafts; a newcomer, as the others that a head has read."""
-        guest, common = self._guest(request), self._common
-        if guest.decided or common is None:
-            return guest.mode
-        return common if common.drafter in self.choices(request) else None
+        guest = self._guest(request)
+        return guest.mode if guest.decided else self._at_first(request, guest, max(1, self._last))
+
+    def _at_first(self, request: Request, guest: Guest, company: int) -> Mode | None:
+        """How a newcomer drafts until it is decided for it: as the others that a head has read; where there are none, as
+        heads promise."""
+        names, common = self.choices(request), self._common
+        if common is not None:
+            return common if common.drafter in names else None
+        if not guest.welcome or self.rehearses:
+            return None
+        promise = self._promised(names, guest.heat, company)
+        mode = promise.mode
+        if mode is None or promise.new:
+            return None
+        return mode if promise.gain * self._doubts.get(mode.drafter, 1.0) > 1 + LEAST + BEGIN else None
 
     # ------------------------------------------------------------------ whom to ask
     def ask(self, requests: Sequence[Request], proposals: Sequence[Proposals], load: Load) -> list[Wishes]:
@@ -223,11 +241,9 @@ class AheadPolicy:
         guests, most = [self._guest(r) for r in new], self.fixed.most(new, load)
         able = {i: self.choices(r) for i, r in enumerate(new) if guests[i].welcome and most[i] and load.room > 0}
         heads = {i: own for i, names in able.items() if (own := [n for n in names if n not in SOLE])}
-        common = self._common
-        if common is not None:
-            chosen = {i: common for i, names in heads.items() if common.drafter in names}
-        else:
-            chosen = self._trial(guests, heads, company, load) if not self._trying else {}
+        chosen = {i: mode for i in heads if (mode := self._at_first(new[i], guests[i], company)) is not None}
+        if not chosen and self._common is None and not self._trying:
+            chosen = self._trial(guests, heads, company, load)
         for i, (request, nodes) in enumerate(zip(new, most, strict=True)):
             self._set(request, chosen.get(i), nodes)
         self._due = min(self._due, self._steps + SOON)
@@ -303,18 +319,20 @@ class AheadPolicy:
     ) -> dict[int, Mode]:
         """Of what was heard longest ago and can pay, in its cheapest way: for newcomers, whom a head need not join; for some
         of those that it was asked least for; or for all, where that costs less. Not of what was heard within `rarely` steps."""
+        if self._trials.bill is not None:
+            return {}  # not before it is known what the last one took
         names = {n for own in members.values() for n in own}
-        modes = [m for m in map(self._cheapest, self._shapes(names, load.room)) if self._may_try(m, rarely)]
+        cheapest = [shape[0] for shape in self._shapes(names, load.room)]
+        modes = [m for m in cheapest if self._may_try(m, rarely)]
         self._trials.share_out({m.drafter: 1 if m.drafter in SOLE else 2 for m in modes})  # heads promise more
         for mode in sorted(modes, key=lambda m: (self._heard.get(_shape(m), -1), m)):
+            if self._trials.is_short(mode.drafter, company):
+                continue
             if chosen := self._try(mode, guests, members, company):
                 self._due, self._trying = self._steps + steps_of(len(chosen)), True
                 self._heard[_shape(mode)] = self._now
                 return dict.fromkeys(chosen, mode)
         return {}
-
-    def _cheapest(self, modes: Iterable[Mode]) -> Mode:
-        return min(modes, key=lambda m: self.periods.extra(m, 1, 1))
 
     def _may_try(self, mode: Mode, rarely: int) -> bool:
         """Trees only beside chains of the same drafter, which are cheaper to try."""
@@ -345,7 +363,8 @@ class AheadPolicy:
             return []  # nor could another shape of what drafts now, if it brought so much more than is thought
         count = min({len(new) or 1, max(1, len(own) // 8), len(own)}, key=costs)
         free = self._way is None and self.outcomes.is_new(mode, guests[own[0]].heat)
-        if not self._trials.pay(mode.drafter, costs(count) + self._cost, gain, count, needs / max(each, 1e-9), free):
+        price = costs(count) + self._cost
+        if not self._trials.pay(mode.drafter, price, gain, count, needs / max(each, 1e-9), free, company):
             return []
         return new if count == len(new) else own[:count]
 
@@ -354,7 +373,7 @@ class AheadPolicy:
         company = len(guests)
         plain = self.periods.of(None, company)
         least = 1 + LEAST + (0 if any(g.mode is not None for g in guests) else BEGIN)
-        found: Choice = (least * company / plain, None, [])
+        found: Choice = (least * self._bustle.holds_up(company) * company / plain, None, [])
         for modes in self._shapes(set().union(*members.values()), load.room):
             own = [i for i, names in members.items() if modes[0].drafter in names]
             worths = [self.outcomes.worths(guests[i], modes[-1]) for i in own]
@@ -455,6 +474,8 @@ class AheadPolicy:
         produced, deciding = sum([t.produced for t in told]), sum([t.policy for t in told])
         self._seen.add(len(steps), seconds, deciding, produced, company * seconds / plain)
         self.plain_steps += 0 if stretch.drafts else len(steps)
+        if self._kind is not None:
+            self._bustle.add(stretch.drafts, company, self._usual(self._kind), periods)
         if self._kind is not None and stretch.drafts:
             self._compare(self._kind, told, company / plain)
         # what was before is told now: nobody came on either side of it, and to launch what is new takes the host longer

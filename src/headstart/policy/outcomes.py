@@ -7,6 +7,7 @@ down (`Guest.logs`); they are digested when something is to be decided.
 from __future__ import annotations
 
 import itertools
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,9 +24,11 @@ FIRST = {  # tokens by depth that a draft brings, until some have been seen
 }
 COOL = (1.0, 0.95, 0.85, 0.7, 0.3)  # how much less likely the next token is right, by heat, until some have been seen
 DEEPEST = 8  # tokens of a draft
-WIDER = 1.25  # tries for each token that a tree is worth, where a chain has one, until both have been seen,
+WIDER = 1.35  # tries for each token that a tree is worth, where a chain has one, until both have been seen,
 UNSEEN = 1.1  # and until one of them has been,
 AT_LEAST, SOME = 1.1, 8  # and at least so many, where so many drafts of chains were seen
+NARROWEST, WIDEST = 1.0, 2.5  # what that may be for a drafter,
+WIDENS, FRESH = 0.02, 100  # how fast it is learned, by drafts, and within how many steps behind drafts of the other shape
 PRIOR, PRIOR_SEEN = 6.0, 100  # drafts that this counts for, and after how many it hardly does any more
 FADES = 0.01  # how fast what drafts brought is forgotten, by steps,
 OWN_FADES = 0.04  # and of one request, by drafts
@@ -40,6 +43,7 @@ NEW, NEW_TRIES = 1.15, 8  # how much better a shape is taken to be of which so f
 WANES, LEFT = 0.01, 4.0  # how fast drafts count for less while none are seen, and for how many at least
 Tally = list[int]  # how many drafts brought 0, 1, ... tokens
 NOTHING: Tally = [0] * (DEEPEST + 1)
+Drafts = tuple[str, bool, int]  # of this drafter, whether they branch, and heat
 Chances = dict[tuple[Mode, int], list[float]]  # by mode and heat, down to each depth
 
 
@@ -122,10 +126,20 @@ class Survival:
 
     def wane(self, steps: int) -> None:
         """None was seen in these steps. What is thought stays, and is given up sooner."""
-        self.before = self.by_depth(len(self.before))
         left = min(1.0, max((1 - WANES) ** steps, LEFT / max(LEFT, self.tries)))
+        self._think(self.by_depth(len(self.before)))
         self.tried, self.right = [left * x for x in self.tried], [left * x for x in self.right]
-        for k, (above, chance) in enumerate(itertools.pairwise([1.0, *self.before])):
+
+    def follow(self, chances: Sequence[float], drafts: float) -> None:
+        """Other drafts, so many, tell that it should be like this by now."""
+        share = drafts / (drafts + self.tries)
+        own = self.by_depth(len(self.before))
+        self._think([a + share * (b - a) for a, b in zip(own, chances, strict=False)])
+
+    def _think(self, chances: list[float]) -> None:
+        """So it is, as surely as before."""
+        self.before = chances
+        for k, (above, chance) in enumerate(itertools.pairwise([1.0, *chances])):
             self.right[k] = self.tried[k] * chance / max(above, 1e-9)
 
     def age(self, now: int, drafts: int) -> None:
@@ -174,10 +188,11 @@ class Outcomes:
     """What is known of drafts in general."""
 
     def __init__(self) -> None:
-        self._survival: dict[tuple[str, bool, int], Survival] = {}  # by drafter, whether it branches, and heat
+        self._survival: dict[Drafts, Survival] = {}
+        self._widths: dict[str, float] = {}  # tries for each token that a tree is worth, by drafter
         self._general: defaultdict[str, Chances] = defaultdict(dict)  # what follows from it, until more is heard,
         self._sums: defaultdict[str, Chances] = defaultdict(dict)  # and down to each depth; by drafter
-        self._guessed: set[tuple[str, bool, int]] = set()  # those that others were asked about, until more is heard
+        self._guessed: set[Drafts] = set()  # those that others were asked about, until more is heard
         self._steps = 0
         self._trust: dict[str, Trust] = {}  # by drafter
 
@@ -211,23 +226,26 @@ class Outcomes:
             for way, tally in guest.logs.items():
                 if any(tally):
                     logs.setdefault((way, guest.heat), []).append(guest)
-        aged: set[int] = set()
+        heard: dict[Drafts, float] = {}  # and how many of them speak for all
         for (way, heat), own in logs.items():
             known, mode = self._of(ways[way], heat), ways[way]
-            reached = [_reached(g.logs[way], mode.depth) for g in own]
-            if id(known) not in aged:
+            reached, drafts = [_reached(g.logs[way], mode.depth) for g in own], (mode.drafter, mode.branches, heat)
+            if drafts not in heard:
                 known.age(self._steps, max(r[0] for r in reached))
-                aged.add(id(known))
-            self._hear(known, mode, own, reached)
+            heard[drafts] = heard.get(drafts, 0.0) + self._hear(known, mode, own, reached)
             for guest in own:
                 guest.logs[way][:] = NOTHING  # steps that repeat the last one go on writing here
+        for drafts, count in heard.items():
+            if count and _other(drafts) not in heard:
+                self._tell_other(drafts, count)
         for drafter in {ways[way].drafter for way, _ in logs}:
             self._general[drafter].clear()
             self._sums[drafter].clear()
             self._guessed = {key for key in self._guessed if key[0] != drafter}
 
-    def _hear(self, known: Survival, mode: Mode, guests: Sequence[Guest], reached: Sequence[Sequence[int]]) -> None:
-        """Of drafts of one mode for requests of one heat, so many brought at least 0, 1, ... tokens."""
+    def _hear(self, known: Survival, mode: Mode, guests: Sequence[Guest], reached: Sequence[Sequence[int]]) -> float:
+        """Of drafts of one mode for requests of one heat, so many brought at least 0, 1, ... tokens. Returns how many of them
+        speak for all."""
         general, trust = self.general(mode, guests[0].heat), self._trust.setdefault(mode.drafter, Trust())
         usual, for_all = sum(general), [0.0] * (mode.depth + 1)
         for guest, brought in zip(guests, reached, strict=True):
@@ -238,7 +256,30 @@ class Outcomes:
             if share := own.for_all(mode.branches, count):
                 for_all = [x + share * n for x, n in zip(for_all, brought, strict=True)]
             known.seen += count
+        if for_all[0]:
+            self._compare((mode.drafter, mode.branches, guests[0].heat), for_all)
         known.add(for_all)
+        return for_all[0]
+
+    def _compare(self, drafts: Drafts, brought: Sequence[float]) -> None:
+        """Drafts of one shape, with what those of the other that were seen lately let expect: that tells what trees are worth."""
+        other, width = self._survival.get(_other(drafts)), self._width(drafts[0])
+        if other is None or other.tries < SOME or self._steps - other.heard > FRESH:
+            return
+        count, branches = brought[0], drafts[1]
+        thought = sum(_tried(other.by_depth(len(brought) - 1), width if branches else 1 / width))
+        more = min(1.0, max(-1.0, (sum(brought[1:]) / count - thought) / max(thought, 0.2)))
+        times = math.exp((1 - (1 - WIDENS) ** count) * (more if branches else -more))
+        self._widths[drafts[0]] = min(WIDEST, max(NARROWEST, width * times))
+
+    def _tell_other(self, drafts: Drafts, count: float) -> None:
+        """What drafts of one shape bring tells what those of the other would, of which none were seen."""
+        known, other, width = self._survival[drafts], self._survival.get(_other(drafts)), self._width(drafts[0])
+        if other is not None and other.tries and known.tries >= SOME:
+            other.follow(_tried(known.by_depth(DEEPEST), 1 / width if drafts[1] else width), count)
+
+    def _width(self, drafter: str) -> float:
+        return self._widths.get(drafter, WIDER)
 
     def general(self, mode: Mode, heat: int) -> list[float]:
         """The chance that such a draft is right to depth 1, 2, ..."""
@@ -297,12 +338,19 @@ class Outcomes:
         return known
 
     def _guess(self, name: str, wide: bool, heat: int) -> list[float]:
-        other, cool = 1 / WIDER if not wide else WIDER, COOL[min(heat, len(COOL) - 1)]
+        width, cool = self._width(name), COOL[min(heat, len(COOL) - 1)]
+        other = width if wide else 1 / width
         for key, times, each in (((name, not wide, heat), other, 1.0), ((name, wide, 0), 1.0, cool)):
             near = self._survival.get(key)
             if near is not None and near.tries >= 1:
                 return _cooler(_tried(near.by_depth(DEEPEST), times), each)
         return _cooler(_tried(FIRST.get(name, FIRST["head"]), UNSEEN if wide else 1.0), cool)
+
+
+def _other(drafts: Drafts) -> Drafts:
+    """The same drafter's chains instead of trees, or trees instead of chains."""
+    name, branches, heat = drafts
+    return name, not branches, heat
 
 
 def _tried(chances: Sequence[float], times: float) -> list[float]:

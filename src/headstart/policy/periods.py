@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -16,12 +17,14 @@ import numpy as np
 
 from headstart import shapes
 from headstart.drafters import WEIGHTLESS
+from headstart.policy.shares import Share
 
 SHIFT, FOLLOW = 0.01, 0.05  # how far one step moves all modes, and its own in about the same company
 LITTLE, MOST = 0.2, 3.0  # of what drafts for some should take, the least that a step tells, and how far that goes
 WILD = 2.5  # a step that took so many times what was expected tells nothing: a graph was made, or somebody used the machine
 COMPANIES = (1, 2, 4, 8, 16, 32, 64)  # numbers of requests for which steps are timed at load,
 PROMPT = 64  # and tokens of their prompts
+RUSH, CALM = 0.005, 50  # how fast it is forgotten what coming and going takes, by steps, and for how many "nothing" counts
 
 
 class Mode(NamedTuple):
@@ -158,6 +161,27 @@ class Periods:
         """For people and for the simulator: "plain" and modes, by number of requests."""
         names = {mode: "plain" if mode is None else str(mode) for mode in self._points}
         return {names[mode]: {str(n): self.of(mode, n) for n in own} for mode, own in self._points.items()}
+
+
+class Bustle:
+    """How much longer steps take than between two of their kind: requests come and go, and then the device waits for the host,
+    behind drafts for longer than behind plain steps. For about the same company."""
+
+    def __init__(self) -> None:
+        self._shares: defaultdict[tuple[bool, int], Share] = defaultdict(lambda: Share(RUSH))
+
+    def add(self, drafts: bool, company: int, usual: float, seconds: Sequence[float]) -> None:
+        """Steps took so long, where usually one takes `usual`."""
+        most = WILD * usual
+        came = sum([s if s < most else most for s in seconds]) / usual
+        self._shares[drafts, company.bit_length()].add(len(seconds), came, len(seconds))
+
+    def of(self, drafts: bool, company: int) -> float:
+        return self._shares[drafts, company.bit_length()].value(weight=CALM)
+
+    def holds_up(self, company: int) -> float:
+        """How many times longer it takes steps with drafts than plain ones."""
+        return max(1.0, self.of(True, company) / self.of(False, company))
 
 
 def is_wild(seconds: float, usual: float) -> bool:

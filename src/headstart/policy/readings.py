@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from headstart.policy import StepTimes
+from headstart.policy.periods import Mode
 from headstart.policy.shares import Line
 from headstart.policy.trials import DEAREST
 
@@ -26,6 +27,7 @@ class Promise(NamedTuple):
     seconds: float = 0.0  # of a token, without drafts
     cost: float = math.inf  # seconds that reading takes
     new: bool = False  # nobody has seen drafts of it yet
+    mode: Mode | None = None  # with which that would be
 
 
 @dataclass

@@ -15,6 +15,7 @@ BEHIND = 2  # steps behind it that still show what it took, whatever was thought
 DEAREST = 3.0  # and what one step may count for, in plain ones
 HOPELESS = 2.0  # times what it takes that a trial costs at most of what brings less than half of what it would need,
 AT_LEAST, WORST = 0.25, 3.0  # times what was thought, that a trial counts for
+NEARLY = 0.8  # of what a trial costs, below which it is not looked at what it would cost now
 FIRST, BOTHER = 0.5, 0.3  # how much of it trials are thought to take at first, and how far one moves that
 
 
@@ -40,6 +41,7 @@ class Trials:
         self.purses: dict[str, float] = {}
         self.bill: Bill | None = None  # of the last trial
         self.bother = FIRST  # how many times what was thought they take
+        self._short: dict[str, tuple[float, int]] = {}  # what the last one would have cost that a purse was short for, and for whom
 
     def share_out(self, weights: Mapping[str, int]) -> None:
         """What was saved up goes to these drafters."""
@@ -47,16 +49,25 @@ class Trials:
             self.purses[name] = self.purses.get(name, 0.0) + self.saved * weight / sum(weights.values())
         self.saved = 0.0 if weights else self.saved
 
-    def pay(self, drafter: str, thought: float, gain: float, count: int, needs: float, free: bool) -> bool:
-        """Is there time for a trial that is thought to take so long, for so many requests? Then it begins. Not before it is
-        known what the last one took. `needs`: times what drafts bring that they would have to, for all requests."""
+    def is_short(self, drafter: str, company: int) -> bool:
+        """Is there far too little for what was asked for last, in about this company?"""
+        price, before = self._short.get(drafter, (0.0, company))
+        return abs(company - before) <= before // 4 and self.purses[drafter] < NEARLY * price
+
+    def pay(
+        self, drafter: str, thought: float, gain: float, count: int, needs: float, free: bool, company: int = 1
+    ) -> bool:
+        """Is there time for a trial that is thought to take so long, for so many requests of a company? Then it begins. Not
+        before it is known what the last one took. `needs`: times what drafts bring that they would have to, for all."""
         if self.bill is not None:
             return False
         rarely = min(HOPELESS, max(1.0, needs / 2))
         price = rarely * self.bother * thought
         self.purses[drafter] = min(self.purses[drafter], SAVED * price)
         if not free and self.purses[drafter] < price:
+            self._short[drafter] = price, company
             return False
+        self._short.pop(drafter, None)
         paid = 0.0 if free else price
         self.purses[drafter] -= paid
         steps = steps_of(count) + BEHIND
