@@ -6,7 +6,8 @@
 
 A point is a number of requests that run at once and a kind of prompts. All ways answer the same prompts, in turns; what is
 compared is tokens per second of the whole run, prompts included (as tokens: whoever writes them takes as long for each way),
-and the ratio is the median over rounds, each with prompts of its own. The suffix drafter does not remember past answers here, or it would know them from the other ways' turns.
+and the ratio is the median over rounds, each with prompts of its own. The suffix drafter does not remember past answers here,
+or it would know them from the other ways' turns.
 
 With `--in-step`, all ways answer at the same time, one step of each in turn: what disturbs the machine disturbs all of them.
 That is for runners whose steps are over when they return, so not for a GPU.

@@ -14,7 +14,7 @@ import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -502,6 +502,15 @@ class RequestView:
     line: int = -1  # its segment of the target's last forward
     slots: np.ndarray = field(default_factory=lambda: NOTHING)  # of what lies in the target's KV
     room: np.ndarray = field(default_factory=lambda: NOTHING)  # behind: for its last token and its budget
+
+
+class Sitter(NamedTuple):
+    """A text that needs a seat on the target's device, and how it is sampled."""
+
+    id: str
+    tokens: Sequence[int]
+    temperature: float = 0.0
+    seed: int = 0
 
 
 class DeviceTexts(Protocol):

@@ -37,6 +37,7 @@ from headstart.core import (
     Reading,
     Request,
     Segment,
+    Sitter,
     Tree,
     Verdict,
 )
@@ -539,13 +540,16 @@ class Engine:
         if self.texts is None or (self._nobody_drafts and not more):
             return
         seats = {p.request.id: p.seat for p in before.plan.ready} if before is not None else {}
+        standing = []
         for part in plan.ready:
             r = part.request
             if r.id in seats:
                 part.seat, part.spare = seats[r.id], more.get(r.id, 0)
             elif self._can_draft_ahead(r) and not (self.policy.is_quiet(r) and self._may_rest(r)):
-                heat = 0.0 if r.params.greedy else r.params.temperature
-                part.seat = self.texts.sit(r.id, r.tokens, heat, r.seed)
+                standing.append(part)
+        if standing:
+            for part, seat in zip(standing, self.texts.sit(_sitter(p.request) for p in standing), strict=True):
+                part.seat = seat
 
     def _may_rest(self, request: Request) -> bool:
         """Nobody reads it, or nobody has to go on."""
@@ -1040,6 +1044,11 @@ def _unread(readings: Sequence[tuple[Planned, Reading]]) -> list[tuple[Planned, 
         elif part.ready and reading.rows:
             out.append((part, replace(reading.last(), known=1)))
     return out
+
+
+def _sitter(request: Request) -> Sitter:
+    heat = 0.0 if request.params.greedy else request.params.temperature
+    return Sitter(request.id, request.tokens, heat, request.seed)
 
 
 def _drop_placeholder(request: Request) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from headstart.core import Request
+from headstart.core import Request, Sitter
 from headstart.drafters.ngram import NgramIndex, copy_from
 from headstart.engine import Engine
 from headstart.models import kernel_runner
@@ -76,7 +76,7 @@ def test_the_device_finds_what_the_index_finds(shortest: int, longest: int, monk
     rng = np.random.default_rng(shortest * 10 + longest)
     lines = [rng.integers(0, 4, n).tolist() for n in (1, 2, 3, 5, 8, 9, 17, 40)] + [[5] * 6, [1, 2, 3, 4]]
     texts = Texts(len(lines), 64, torch.device("cpu"))
-    seats = [texts.sit(str(i), line) for i, line in enumerate(lines)]
+    seats = texts.sit(Sitter(str(i), line) for i, line in enumerate(lines))
     got = ahead.lookup(texts, texts.on_device(seats), shortest, longest, 7).tolist()
     for line, (count, *tokens) in zip(lines, got, strict=True):
         index = NgramIndex(shortest, longest)
@@ -86,38 +86,55 @@ def test_the_device_finds_what_the_index_finds(shortest: int, longest: int, monk
 
 
 # ------------------------------------------------------------------ seats
+def sit(texts: Texts, *sitter: Any) -> int:
+    return texts.sit([Sitter(*sitter)])[0]
+
+
+def test_texts_sit_down_together(monkeypatch) -> None:
+    monkeypatch.setattr(ahead, "BLOCK", 4)
+    lines = {"a": [1], "b": [2] * 3, "c": [3] * 9, "d": [4] * 17}
+    texts = Texts(4, 20, torch.device("cpu"))
+    b = sit(texts, "b", [2, 2])
+    together = texts.sit(Sitter(name, line, 0.25 * len(line), len(line)) for name, line in lines.items())
+    assert sorted(together) == [0, 1, 2, 3] and together[1] == b == texts.find("b")
+    for seat, line in zip(together, lines.values(), strict=True):
+        assert texts.tokens[seat, : texts.lengths[seat]].tolist() == line
+        assert texts.heats[seat] == 0.25 * len(line) and texts.seeds[:, seat].tolist() == list(words(len(line)))
+    assert texts.sit([]) == []
+
+
 def test_a_seat_holds_what_the_host_knew_and_is_written_once() -> None:
     texts = Texts(2, 20, torch.device("cpu"))
-    seat = texts.sit("a", [1, 2, 3])
+    seat = sit(texts, "a", [1, 2, 3])
     assert texts.tokens[seat, :3].tolist() == [1, 2, 3] and texts.lengths[seat] == 3
     texts.tokens[seat, 0] = 9  # not written again
-    assert texts.sit("a", [1, 2, 3, 4]) == seat and texts.tokens[seat, :4].tolist() == [9, 2, 3, 4]
+    assert sit(texts, "a", [1, 2, 3, 4]) == seat and texts.tokens[seat, :4].tolist() == [9, 2, 3, 4]
     texts.tokens[seat, 4], texts.lengths[seat] = 5, 5  # a walk appends
     texts.grew("a", 5)
-    assert texts.sit("a", [1, 2, 3, 4, 5]) == seat and texts.tokens[seat, :5].tolist() == [9, 2, 3, 4, 5]
+    assert sit(texts, "a", [1, 2, 3, 4, 5]) == seat and texts.tokens[seat, :5].tolist() == [9, 2, 3, 4, 5]
 
 
 @pytest.mark.parametrize("seed", [0, 1 << 31, (1 << 63) + 7, -3])
 def test_a_seat_knows_how_its_text_is_sampled(seed: int) -> None:
     texts = Texts(3, 20, torch.device("cpu"))
-    texts.sit("a", [1])
-    seat = texts.sit("b", [1, 2], 0.75, seed)
+    sit(texts, "a", [1])
+    seat = sit(texts, "b", [1, 2], 0.75, seed)
     assert texts.heats[seat] == 0.75
     assert tuple(texts.seeds[:, seat].numpy().view(np.uint32).tolist()) == words(seed)
 
 
 def test_who_was_away_longest_loses_its_seat() -> None:
     texts = Texts(2, 20, torch.device("cpu"))
-    first = texts.sit("a", [1])
-    texts.sit("b", [2, 2])
-    texts.sit("a", [1])
-    third = texts.sit("c", [3, 3, 3])
+    first = sit(texts, "a", [1])
+    sit(texts, "b", [2, 2])
+    sit(texts, "a", [1])
+    third = sit(texts, "c", [3, 3, 3])
     assert texts.find("b") == -1 and texts.find("a") == first and third != first
     assert texts.tokens[third, : texts.lengths[third]].tolist() == [3, 3, 3]
     texts.leave("a")
     texts.leave("nobody")
     texts.grew("nobody", 3)
-    assert texts.sit("d", [4]) == first
+    assert sit(texts, "d", [4]) == first
 
 
 # ------------------------------------------------------------------ the same text

@@ -7,11 +7,12 @@ prompt, and tokens that it chose itself.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import torch
 
+from headstart.core import Sitter
 from headstart.models.kernels import ahead
 from headstart.models.pinned import Ring
 from headstart.noise import words
@@ -30,37 +31,56 @@ class Texts:
         self._known: dict[str, int] = {}  # request -> tokens that the device has, or will have when it is done
         self._free = list(range(seats))
         self._out, self._back = Ring(64, 1 << 10, device), Ring(64, 1 << 10, device)
+        self._together = Ring(4, 1 << 16, device)  # for many texts at once
         self._asked: tuple[tuple[int, ...], torch.Tensor] = (), torch.empty(0)
 
     def find(self, request_id: str) -> int:
         """The seat of this request; -1: it has none."""
         return self._seats.get(request_id, -1)
 
-    def sit(self, request_id: str, tokens: Sequence[int], temperature: float = 0.0, seed: int = 0) -> int:
-        """A seat with these tokens in it, for a text that is sampled so."""
+    def sit(self, sitters: Iterable[Sitter]) -> list[int]:
+        """Seats with these texts in them; no more than there are seats."""
+        seats, new = [], []
+        for sitter in sitters:
+            seat = self._seat(sitter.id)
+            seats.append(seat)
+            known, length = self._known[sitter.id], len(sitter.tokens)
+            if known != length:
+                new.append((seat, known if known < length else 0, sitter))
+                self._known[sitter.id] = length
+        if new:
+            self._write(new)
+        return seats
+
+    def _seat(self, request_id: str) -> int:
         if request_id not in self._seats:
             if not self._free:
                 self.leave(next(iter(self._seats)))
             self._seats[request_id] = self._free.pop()
             self._known[request_id] = 0
         self._seats.move_to_end(request_id)
-        seat, known = self._seats[request_id], self._known[request_id]
-        if known != len(tokens):
-            self._write(seat, known if known < len(tokens) else 0, tokens, temperature, seed)
-            self._known[request_id] = len(tokens)
-        return seat
+        return self._seats[request_id]
 
-    def _write(self, seat: int, known: int, tokens: Sequence[int], temperature: float, seed: int) -> None:
-        """In one copy and one launch: the host has little time while a step runs."""
-        new, header = len(tokens) - known, ahead.HEADER.value
-        host, array = self._out.take(header + new)
-        array[:4] = seat, known, new, len(tokens)
-        array[4:5].view(np.float32)[0] = temperature
-        array[5:header].view(np.uint32)[:] = words(seed)
-        array[header : header + new] = tokens[known:]
-        told = host[: header + new].to(self.lengths.device, non_blocking=True, copy=True)
-        self._out.mark()
-        ahead.sit(self, told, new)
+    def _write(self, texts: Sequence[tuple[int, int, Sitter]]) -> None:
+        """To a seat, from a token on, what is new of each: in one copy and one launch, since the host has little time while a
+        step runs."""
+        header, count = ahead.HEADER.value, len(texts)
+        sizes = [len(sitter.tokens) - known for _, known, sitter in texts]
+        size = sum(sizes) + count * (1 + header)
+        ring = self._out if count == 1 else self._together
+        host, array = ring.take(size)
+        at = count
+        for i, ((seat, known, sitter), new) in enumerate(zip(texts, sizes, strict=True)):
+            array[i] = at
+            own = array[at : at + header + new]
+            own[:4] = seat, known, new, len(sitter.tokens)
+            own[4:5].view(np.float32)[0] = sitter.temperature
+            own[5:header].view(np.uint32)[:] = words(sitter.seed)
+            own[header:] = sitter.tokens[known:]
+            at += header + new
+        told = host[:size].to(self.lengths.device, non_blocking=True, copy=True)
+        ring.mark()
+        ahead.sit(self, told, count, max(sizes))
 
     def grew(self, request_id: str, length: int) -> None:
         """A walk on the device has appended: the text has so many tokens now."""

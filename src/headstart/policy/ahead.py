@@ -11,7 +11,6 @@ it, and where it would pay again it joins, and has missed what came in between.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import itertools
 import time
@@ -217,19 +216,17 @@ class AheadPolicy:
             if requests == self._asked:
                 return self._answers
             plans = self._plans
-            with contextlib.suppress(KeyError):  # somebody is new
+            new = [r for r in requests if r.id not in plans]
+            turned = len(requests) > 2 * self._company or 2 * len(requests) < self._company
+            if new and load.room > 0 and not (turned or self._may_decide):
+                self._settle_in(new, len(requests), load)
+                new = []
+            if not new:
                 return self._answer(requests, [plans[r.id] for r in requests])
         self._read()
         guests = [self._guests.get(r.id) or self._guest(r) for r in requests]
-        new = [r for r, g in zip(requests, guests, strict=True) if not g.decided]
-        if load.room > 0 and (
-            new or self._steps >= self._due
-        ):  # else prompts fill the step: who drafts, is decided later
-            turned = len(requests) > 2 * self._company or 2 * len(requests) < self._company
-            if turned or self._may_decide:
-                self._decide(requests, guests, load)
-            elif new:
-                self._settle_in(new, len(requests), load)
+        if load.room > 0:  # else prompts fill the step: who drafts, is decided later
+            self._decide(requests, guests, load)
         return self._answer(requests, [g.wishes for g in guests])
 
     def _answer(self, requests: Sequence[Request], wishes: list[Wishes]) -> list[Wishes]:
@@ -242,7 +239,9 @@ class AheadPolicy:
         able = {i: self.choices(r) for i, r in enumerate(new) if guests[i].welcome and most[i] and load.room > 0}
         heads = {i: own for i, names in able.items() if (own := [n for n in names if n not in SOLE])}
         chosen = {i: mode for i in heads if (mode := self._at_first(new[i], guests[i], company)) is not None}
-        if not chosen and self._common is None and not self._trying:
+        names = {n for own in heads.values() for n in own}
+        if not chosen and self._common is None and not self._trying and self._trials.may_pay(names, company):
+            self._read()
             chosen = self._trial(guests, heads, company, load)
         for i, (request, nodes) in enumerate(zip(new, most, strict=True)):
             self._set(request, chosen.get(i), nodes)
@@ -319,15 +318,13 @@ class AheadPolicy:
     ) -> dict[int, Mode]:
         """Of what was heard longest ago and can pay, in its cheapest way: for newcomers, whom a head need not join; for some
         of those that it was asked least for; or for all, where that costs less. Not of what was heard within `rarely` steps."""
-        if self._trials.bill is not None:
-            return {}  # not before it is known what the last one took
         names = {n for own in members.values() for n in own}
+        if not self._trials.may_pay(names, company):
+            return {}
         cheapest = [shape[0] for shape in self._shapes(names, load.room)]
         modes = [m for m in cheapest if self._may_try(m, rarely)]
         self._trials.share_out({m.drafter: 1 if m.drafter in SOLE else 2 for m in modes})  # heads promise more
         for mode in sorted(modes, key=lambda m: (self._heard.get(_shape(m), -1), m)):
-            if self._trials.is_short(mode.drafter, company):
-                continue
             if chosen := self._try(mode, guests, members, company):
                 self._due, self._trying = self._steps + steps_of(len(chosen)), True
                 self._heard[_shape(mode)] = self._now

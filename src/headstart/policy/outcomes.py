@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from headstart.drafters import WEIGHTLESS
 from headstart.policy import Wishes
 from headstart.policy.periods import Mode
 
@@ -28,10 +29,14 @@ WIDER = 1.35  # tries for each token that a tree is worth, where a chain has one
 UNSEEN = 1.1  # and until one of them has been,
 AT_LEAST, SOME = 1.1, 8  # and at least so many, where so many drafts of chains were seen
 NARROWEST, WIDEST = 1.0, 2.5  # what that may be for a drafter,
-WIDENS, FRESH = 0.02, 100  # how fast it is learned, by drafts, and within how many steps behind drafts of the other shape
+WIDENS, FRESH = (
+    0.02,
+    100,
+)  # how fast it is learned, by drafts, and within how many steps behind drafts of the other shape
 PRIOR, PRIOR_SEEN = 6.0, 100  # drafts that this counts for, and after how many it hardly does any more
 FADES = 0.01  # how fast what drafts brought is forgotten, by steps,
-OWN_FADES = 0.04  # and of one request, by drafts
+OWN_FADES = 0.04  # and of one request, by drafts,
+COPIES_FADE = 0.12  # where they are copied from the text: that ends all at once
 RELIEF = 0.9  # what is left of a request's own past after a decision that gives it no draft: texts change
 OWN_PRIOR = 6.0  # drafts that "it is like the others" counts for
 COUNTED = 32  # drafts of a request that speak for all
@@ -55,11 +60,12 @@ class Own:
     came: list[float] = field(default_factory=lambda: [0.0] * DEEPEST)
     counted: list[int] = field(default_factory=lambda: [0, 0])  # of them for all, by whether they branched
     left: float = 1.0  # of all that, since it was asked last
+    fades: float = OWN_FADES
 
     def add(self, general: Sequence[float], reached: Sequence[int]) -> None:
         """So many drafts as deep as `general` brought at least 0, 1, ... tokens."""
         count = reached[0]
-        left, self.left = self.left * (1 - OWN_FADES) ** count, 1.0
+        left, self.left = self.left * (1 - self.fades) ** count, 1.0
         for k, chance in enumerate(general):
             self.expected[k] = left * self.expected[k] + count * chance
             self.came[k] = left * self.came[k] + reached[k + 1]
@@ -171,12 +177,18 @@ class Guest:
 
     heat: int  # see `heat_of`
     welcome: bool  # to drafts
-    owns: defaultdict[str, Own] = field(default_factory=lambda: defaultdict(Own))  # by drafter
+    owns: dict[str, Own] = field(default_factory=dict)  # by drafter
     # what drafts brought that nobody digested yet, by their way
     logs: defaultdict[int, Tally] = field(default_factory=lambda: defaultdict(NOTHING.copy))
     mode: Mode | None = None  # how it drafts now,
     wishes: Wishes = field(default_factory=dict)  # as drafters are told
     decided: bool = False  # whether anybody has thought about it
+
+    def of(self, drafter: str) -> Own:
+        own = self.owns.get(drafter)
+        if own is None:
+            own = self.owns[drafter] = Own(fades=COPIES_FADE if drafter in WEIGHTLESS else OWN_FADES)
+        return own
 
     def known(self, drafter: str) -> float:
         """How much was seen of its drafts for this request, lately."""
@@ -249,7 +261,7 @@ class Outcomes:
         general, trust = self.general(mode, guests[0].heat), self._trust.setdefault(mode.drafter, Trust())
         usual, for_all = sum(general), [0.0] * (mode.depth + 1)
         for guest, brought in zip(guests, reached, strict=True):
-            own, count = guest.owns[mode.drafter], brought[0]
+            own, count = guest.of(mode.drafter), brought[0]
             if own.expected[0] > 0.0:
                 trust.add(own.worths(general)[-1] - usual, sum(brought) / count - 1 - usual, count)
             own.add(general, brought)
@@ -262,7 +274,7 @@ class Outcomes:
         return for_all[0]
 
     def _compare(self, drafts: Drafts, brought: Sequence[float]) -> None:
-        """Drafts of one shape, with what those of the other that were seen lately let expect: that tells what trees are worth."""
+        """Drafts of one shape, with what those of the other let expect that were seen lately: it tells what trees are worth."""
         other, width = self._survival.get(_other(drafts)), self._width(drafts[0])
         if other is None or other.tries < SOME or self._steps - other.heard > FRESH:
             return

@@ -24,7 +24,10 @@ LITTLE, MOST = 0.2, 3.0  # of what drafts for some should take, the least that a
 WILD = 2.5  # a step that took so many times what was expected tells nothing: a graph was made, or somebody used the machine
 COMPANIES = (1, 2, 4, 8, 16, 32, 64)  # numbers of requests for which steps are timed at load,
 PROMPT = 64  # and tokens of their prompts
-RUSH, CALM = 0.005, 50  # how fast it is forgotten what coming and going takes, by steps, and for how many "nothing" counts
+RUSH, CALM = (
+    0.005,
+    50,
+)  # how fast it is forgotten what coming and going takes, by steps, and for how many "nothing" counts
 
 
 class Mode(NamedTuple):

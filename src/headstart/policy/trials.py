@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from headstart.policy import StepTimes
@@ -41,7 +41,7 @@ class Trials:
         self.purses: dict[str, float] = {}
         self.bill: Bill | None = None  # of the last trial
         self.bother = FIRST  # how many times what was thought they take
-        self._short: dict[str, tuple[float, int]] = {}  # what the last one would have cost that a purse was short for, and for whom
+        self._short: dict[str, tuple[float, int]] = {}  # the last price that a purse was too small for, and the company
 
     def share_out(self, weights: Mapping[str, int]) -> None:
         """What was saved up goes to these drafters."""
@@ -49,10 +49,14 @@ class Trials:
             self.purses[name] = self.purses.get(name, 0.0) + self.saved * weight / sum(weights.values())
         self.saved = 0.0 if weights else self.saved
 
-    def is_short(self, drafter: str, company: int) -> bool:
-        """Is there far too little for what was asked for last, in about this company?"""
+    def may_pay(self, drafters: Iterable[str], company: int) -> bool:
+        """Could there be time for a trial of one of these? Not before it is known what the last one took, and not where there
+        was far too little lately, in about this company."""
+        return self.bill is None and not all(self._is_short(name, company) for name in drafters)
+
+    def _is_short(self, drafter: str, company: int) -> bool:
         price, before = self._short.get(drafter, (0.0, company))
-        return abs(company - before) <= before // 4 and self.purses[drafter] < NEARLY * price
+        return abs(company - before) <= before // 4 and self.purses.get(drafter, 0.0) + self.saved < NEARLY * price
 
     def pay(
         self, drafter: str, thought: float, gain: float, count: int, needs: float, free: bool, company: int = 1

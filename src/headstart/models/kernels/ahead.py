@@ -121,22 +121,23 @@ def _lookup(
 
 @triton.jit
 def _sit(told, tokens, lengths, heats, seeds, WIDTH, SEATS, BLOCK: tl.constexpr):
-    """`told`: the seat, where its new tokens begin, how many there are, the length of the text, its temperature, both words of
-    its seed, and the tokens."""
-    seat, known, count = tl.load(told).to(tl.int64), tl.load(told + 1), tl.load(told + 2)
+    """`told`: for each text where it begins in here; then the texts: the seat, where its new tokens begin, how many there are,
+    the length of the text, its temperature, both words of its seed, and the tokens."""
+    own = told + tl.load(told + tl.program_id(1))
+    seat, known, count = tl.load(own).to(tl.int64), tl.load(own + 1), tl.load(own + 2)
     place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    token = tl.load(told + HEADER + place, mask=place < count, other=0)
+    token = tl.load(own + HEADER + place, mask=place < count, other=0)
     tl.store(tokens + seat * WIDTH + known + place, token, mask=place < count)
     if tl.program_id(0) == 0:
-        tl.store(lengths + seat, tl.load(told + 3))
-        tl.store(heats + seat, tl.load(told + 4))
-        tl.store(seeds + seat, tl.load(told + 5))
-        tl.store(seeds + SEATS + seat, tl.load(told + 6))
+        tl.store(lengths + seat, tl.load(own + 3))
+        tl.store(heats + seat, tl.load(own + 4))
+        tl.store(seeds + seat, tl.load(own + 5))
+        tl.store(seeds + SEATS + seat, tl.load(own + 6))
 
 
-def sit(texts: DeviceTexts, told: torch.Tensor, count: int) -> None:
-    """Write so many tokens to a seat, and how its text is sampled: `told` is what `_sit` says."""
-    _sit[(max(1, triton.cdiv(count, BLOCK)),)](
+def sit(texts: DeviceTexts, told: torch.Tensor, count: int, longest: int) -> None:
+    """Write tokens of so many texts to their seats, and how they are sampled: `told` is what `_sit` says."""
+    _sit[(max(1, triton.cdiv(longest, BLOCK)), count)](
         told, texts.tokens, texts.lengths, texts.heats.view(torch.int32), texts.seeds, texts.width, len(texts.lengths), BLOCK,
         num_warps=4,
     )  # fmt: skip
