@@ -19,7 +19,8 @@ from headstart import shapes
 from headstart.drafters import WEIGHTLESS
 from headstart.policy.shares import Share
 
-SHIFT, FOLLOW = 0.01, 0.05  # how far one step moves all modes, and its own in about the same company
+SHIFT, FOLLOW = 0.01, 0.05  # how far one step moves all modes, and its own in about the same company,
+SURE = 6  # and for how many real steps it counts what was measured at load: the first ones move it further
 LITTLE, MOST = 0.2, 3.0  # of what drafts for some should take, the least that a step tells, and how far that goes
 WILD = 2.5  # a step that took so many times what was expected tells nothing: a graph was made, or somebody used the machine
 COMPANIES = (1, 2, 4, 8, 16, 32, 64)  # numbers of requests for which steps are timed at load,
@@ -60,6 +61,7 @@ class Periods:
         self._table: dict[Key, list[float]] = {}  # for 0, 1, ... requests, as real steps have moved it
         self._few: dict[Key, float] = {}  # times what is thought of drafts for some, as real steps tell
         self._scale = 1.0
+        self._met: defaultdict[tuple[Key, int], int] = defaultdict(int)  # real steps, by mode and about which company
         self._reading: dict[str, dict[int, float]] = {}  # by drafter and company,
         self._readings: dict[str, list[float]] = {}  # and for 0, 1, ... requests
 
@@ -127,9 +129,12 @@ class Periods:
             return
         finds = mode is None or mode.drafter not in WEIGHTLESS  # others do not always have something to say
         shift = SHIFT if finds else 0.0
-        moves = (1 - (1 - shift - FOLLOW) ** steps) / (shift + FOLLOW)
+        met = self._met[mode, company.bit_length()]
+        self._met[mode, company.bit_length()] = met + steps
+        follow = max(FOLLOW, 1 / (SURE + met))
+        moves = (1 - (1 - shift - follow) ** steps) / (shift + follow)
         self._scale *= (seconds / usual) ** (moves * shift)
-        times, table = (seconds / usual) ** (moves * FOLLOW), self._table[mode]
+        times, table = (seconds / usual) ** (moves * follow), self._table[mode]
         table = table + [_beyond(table, n) for n in range(len(table), company + 1)]
         self._table[mode] = [
             s * times**near if near else s for s, near in zip(table, _near(company, len(table)), strict=True)

@@ -16,6 +16,7 @@ READING = 0.003  # share of the time that reading prompts may take for which it 
 READINGS = 4  # and for how many of them it is saved up,
 STRANGERS = 4  # prompts that are read before anything is known of what that brings
 CHURN = 8  # steps after which newcomers are looked at together, where more and more come,
+CROWD = 4  # newcomers up to which they tell what one takes,
 ARRIVALS = 0.1  # and how fast it is learned what newcomers take, and what it takes to read them
 DOUBT = 1.25  # times that it should come back where the others do not draft: alone it does not pay
 
@@ -86,9 +87,12 @@ class Readings:
         if arrival.left and arrival.seen < CHURN:
             return
         self.arrival = None
+        if count > CROWD:
+            return
         if arrival.tokens and not arrival.read:
             self._line.add(arrival.tokens / count, arrival.seconds / count)
         elif arrival.tokens and self._line.known:
             more = (arrival.seconds - count * self._line.at(arrival.tokens / count)) / arrival.read
             moves = 1 - (1 - ARRIVALS) ** arrival.read
-            self.dearer += moves * (min(DEAREST * plain, max(0.0, more)) - self.dearer)
+            most = DEAREST * plain  # in both directions: what is cut off on one side only moves the mean
+            self.dearer += moves * (min(most, max(-most, more)) - self.dearer)
