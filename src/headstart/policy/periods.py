@@ -184,12 +184,15 @@ class Bustle:
         came = sum([s if s < most else most for s in seconds]) / usual
         self._shares[drafts, company.bit_length()].add(len(seconds), came, len(seconds))
 
-    def of(self, drafts: bool, company: int) -> float:
-        return self._shares[drafts, company.bit_length()].value(weight=CALM)
-
     def holds_up(self, company: int) -> float:
-        """How many times longer it takes steps with drafts than plain ones."""
-        return max(1.0, self.of(True, company) / self.of(False, company))
+        """How many times longer it takes steps with drafts than plain ones, as far as both have been seen."""
+        size = company.bit_length()
+        drafts, plain = self._shares[True, size], self._shares[False, size]
+        seen = min(drafts.expected, plain.expected)
+        if not seen:
+            return 1.0
+        more = drafts.came / drafts.expected / (plain.came / plain.expected) - 1
+        return 1 + max(0.0, more) * seen / (seen + CALM)
 
 
 def is_wild(seconds: float, usual: float) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -16,7 +16,6 @@ READING = 0.003  # share of the time that reading prompts may take for which it 
 READINGS = 4  # and for how many of them it is saved up,
 STRANGERS = 4  # prompts that are read before anything is known of what that brings
 CHURN = 8  # steps after which newcomers are looked at together, where more and more come,
-CROWD = 4  # newcomers up to which they tell what one takes,
 ARRIVALS = 0.1  # and how fast it is learned what newcomers take, and what it takes to read them
 DOUBT = 1.25  # times that it should come back where the others do not draft: alone it does not pay
 
@@ -51,7 +50,8 @@ class Readings:
         self.saved = 0.0  # seconds for reading what does not seem to pay,
         self.dearer = 0.0  # and how much longer it takes for one that a head reads
         self.arrival: Newcomers | None = None  # the last ones
-        self._line = Line(ARRIVALS)  # how much longer steps take for one that nobody reads, by its tokens
+        # how much longer steps take for one that nobody reads, by its tokens, where about so many come together
+        self._lines: defaultdict[int, Line] = defaultdict(lambda: Line(ARRIVALS))
         self._hoped = 0  # how many were read though it did not seem to pay
         self._strangers: Counter[int] = Counter()  # that were read before anything was known, by heat
 
@@ -64,8 +64,8 @@ class Readings:
         if promise.new:  # the first few will tell
             pays = pays and self._strangers[heat] < STRANGERS
             self._strangers[heat] += pays
-        told = self._line.known or drafts or self._hoped < READINGS  # else nobody could tell what it takes
-        hoped = not pays and self.saved >= cost and told
+        told = self._lines or drafts or self._hoped < READINGS  # else nobody could tell what it takes
+        hoped = not pays and self.saved >= cost and bool(told)
         if hoped:
             self.saved, self._hoped = min(self.saved, READINGS * cost) - cost, self._hoped + 1
         return pays or hoped
@@ -87,12 +87,11 @@ class Readings:
         if arrival.left and arrival.seen < CHURN:
             return
         self.arrival = None
-        if count > CROWD:
-            return
         if arrival.tokens and not arrival.read:
-            self._line.add(arrival.tokens / count, arrival.seconds / count)
-        elif arrival.tokens and self._line.known:
-            more = (arrival.seconds - count * self._line.at(arrival.tokens / count)) / arrival.read
-            moves = 1 - (1 - ARRIVALS) ** arrival.read
+            self._lines[count.bit_length()].add(arrival.tokens / count, arrival.seconds / count)
+        elif arrival.tokens and self._lines:
+            nearest = min(self._lines, key=lambda n: abs(n - count.bit_length()))
+            more = (arrival.seconds - count * self._lines[nearest].at(arrival.tokens / count)) / arrival.read
+            moves = 1 - (1 - ARRIVALS) ** (arrival.read * arrival.read / count)  # one of many hardly shows
             most = DEAREST * plain  # in both directions: what is cut off on one side only moves the mean
             self.dearer += moves * (min(most, max(-most, more)) - self.dearer)
