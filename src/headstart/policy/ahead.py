@@ -35,6 +35,7 @@ SOON = 4  # and where requests are new
 LOSING, LOSES = 16, 0.97  # steps with drafts, and of what plain ones bring, below which it is thought about anew,
 CLEARLY = 0.9  # and below which the way itself is doubted,
 DOUBTED, FORGIVEN = 0.9, 1.02  # how much less is then thought of them, and how fast that is forgotten, by decisions
+BEGINNING = 2  # steps behind a decision that tell nothing about coming and going: drafts begin or end
 TOGETHER, QUIET = 8, 64  # steps that are learned from at once, at most; and where nobody drafts
 LOOK, LOOKS = 8, 4  # drafts after which it is looked at what has just begun, and how often where it is hardly known
 DECIDING = 0.003  # share of the time that decisions may take: with many requests, they are taken less often
@@ -181,7 +182,11 @@ class AheadPolicy:
         least = plain / self._bustle.holds_up(company)
         gains = {m: (1 + self.outcomes.brings(m, heat)) * least / self.periods.of(m, company) for m in heads}
         best = max(gains, key=gains.__getitem__)
-        return Promise(gains[best], plain / company, cost, all(self.outcomes.is_new(m, heat) for m in heads), best)
+        new = all(self.outcomes.is_new(m, heat) for m in heads)
+        alone = (
+            (1 + self.outcomes.brings(best, heat) / company) * least / (plain + self.periods.extra(best, 1, company))
+        )
+        return Promise(gains[best], plain / company, cost, new, best, alone)
 
     def rests(self, request: Request) -> bool:
         mode = self._mode(request)
@@ -194,7 +199,7 @@ class AheadPolicy:
 
     def _at_first(self, request: Request, guest: Guest, company: int) -> Mode | None:
         """How a newcomer drafts until it is decided for it: as the others that a head has read; where there are none, as
-        heads promise."""
+        heads promise, if that pays for one alone."""
         names, common = self.choices(request), self._common
         if common is not None:
             return common if common.drafter in names else None
@@ -204,7 +209,7 @@ class AheadPolicy:
         mode = promise.mode
         if mode is None or promise.new:
             return None
-        return mode if promise.gain * self._doubts.get(mode.drafter, 1.0) > 1 + LEAST + BEGIN else None
+        return mode if promise.alone * self._doubts.get(mode.drafter, 1.0) > 1 + LEAST + BEGIN else None
 
     # ------------------------------------------------------------------ whom to ask
     def ask(self, requests: Sequence[Request], proposals: Sequence[Proposals], load: Load) -> list[Wishes]:
@@ -471,8 +476,9 @@ class AheadPolicy:
         produced, deciding = sum([t.produced for t in told]), sum([t.policy for t in told])
         self._seen.add(len(steps), seconds, deciding, produced, company * seconds / plain)
         self.plain_steps += 0 if stretch.drafts else len(steps)
-        if self._kind is not None:
-            self._bustle.add(stretch.drafts, company, self._usual(self._kind), periods)
+        if self._kind is not None and (not stretch.drafts or 2 * self._kind[1] > company):
+            usual = self._usual(self._kind)
+            self._bustle.add(stretch.drafts, company, usual, periods[BEGINNING:] if fresh else periods)
         if self._kind is not None and stretch.drafts:
             self._compare(self._kind, told, company / plain)
         # what was before is told now: nobody came on either side of it, and to launch what is new takes the host longer

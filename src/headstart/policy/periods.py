@@ -180,6 +180,8 @@ class Bustle:
 
     def add(self, drafts: bool, company: int, usual: float, seconds: Sequence[float]) -> None:
         """Steps took so long, where usually one takes `usual`."""
+        if not seconds:
+            return
         most = WILD * usual
         came = sum([s if s < most else most for s in seconds]) / usual
         self._shares[drafts, company.bit_length()].add(len(seconds), came, len(seconds))

@@ -27,7 +27,8 @@ class Promise(NamedTuple):
     seconds: float = 0.0  # of a token, without drafts
     cost: float = math.inf  # seconds that reading takes
     new: bool = False  # nobody has seen drafts of it yet
-    mode: Mode | None = None  # with which that would be
+    mode: Mode | None = None  # with which that would be,
+    alone: float = 0.0  # and times what plain steps bring if nobody else drafts
 
 
 @dataclass
