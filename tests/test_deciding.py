@@ -93,7 +93,8 @@ class Device:
                 running.append(waiting.pop(0))
                 prompts += 1
                 self.delay += self.getting_ready + self.reading
-                if self.policy and not self.policy.enlist(running[-1], Load(len(running), len(waiting), 0)):
+                company = min(load, len(running) + len(waiting))
+                if self.policy and not self.policy.enlist(running[-1], Load(company, len(waiting), 0)):
                     self.unread.add(running[-1].id)
                     self.delay -= self.reading
             made += self._step(running, prompts)

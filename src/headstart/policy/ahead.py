@@ -178,7 +178,7 @@ class AheadPolicy:
         if not heads:
             return Promise()
         plain = self.periods.of(None, company)
-        cost = max(self.periods.reading(heads[0].drafter, company), self._readings.dearer)
+        cost = max(self.periods.reading(heads[0].drafter, company), self._readings.dearer(company))
         least = plain / self._bustle.holds_up(company)
         gains = {m: (1 + self.outcomes.brings(m, heat)) * least / self.periods.of(m, company) for m in heads}
         best = max(gains, key=gains.__getitem__)
@@ -497,7 +497,7 @@ class AheadPolicy:
             self._trials.watch(times, company, plain, prompts or self._prompts)
             self._prompts = prompts
             if self._common is None and company and not self._stretch.drafts:
-                self._readings.watch(times, plain)
+                self._readings.watch(times, plain, company)
             else:
                 self._readings.arrival = None
         self._prompts = told[-1].num_prefill_tokens > 0

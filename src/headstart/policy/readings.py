@@ -48,8 +48,10 @@ class Newcomers:
 
 class Readings:
     def __init__(self) -> None:
-        self.saved = 0.0  # seconds for reading what does not seem to pay,
-        self.dearer = 0.0  # and how much longer it takes for one that a head reads
+        self.saved = 0.0  # seconds for reading what does not seem to pay
+        self._dearer: defaultdict[int, float] = defaultdict(
+            float
+        )  # seconds that steps take longer for one that a head reads
         self.arrival: Newcomers | None = None  # the last ones
         # how much longer steps take for one that nobody reads, by its tokens, where about so many come together
         self._lines: defaultdict[int, Line] = defaultdict(lambda: Line(ARRIVALS))
@@ -71,14 +73,18 @@ class Readings:
             self.saved, self._hoped = min(self.saved, READINGS * cost) - cost, self._hoped + 1
         return pays or hoped
 
+    def dearer(self, company: int) -> float:
+        """How much longer steps take for a newcomer that a head reads, as was seen in about this company."""
+        return self._dearer[company.bit_length()]
+
     def add(self, read: bool) -> None:
         """A newcomer, whom a head reads or not."""
         self.arrival = self.arrival or Newcomers()
         self.arrival.add(read)
 
-    def watch(self, times: StepTimes, plain: float) -> None:
-        """A step of newcomers in which nobody drafts, where a plain one takes so long. What is seen of it tells what reading a
-        prompt takes here: a rehearsal may have had a faster host."""
+    def watch(self, times: StepTimes, plain: float, company: int) -> None:
+        """A step of newcomers in which nobody drafts, where a plain one of this company takes so long. What is seen of it tells
+        what reading a prompt takes here: a rehearsal may have had a faster host."""
         if (arrival := self.arrival) is None:
             return
         count = arrival.count
@@ -95,4 +101,4 @@ class Readings:
             more = (arrival.seconds - count * self._lines[nearest].at(arrival.tokens / count)) / arrival.read
             moves = 1 - (1 - ARRIVALS) ** (arrival.read * arrival.read / count)  # one of many hardly shows
             most = DEAREST * plain  # in both directions: what is cut off on one side only moves the mean
-            self.dearer += moves * (min(most, max(-most, more)) - self.dearer)
+            self._dearer[company.bit_length()] += moves * (min(most, max(-most, more)) - self.dearer(company))
