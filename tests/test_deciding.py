@@ -21,8 +21,8 @@ from headstart.core import Request, SamplingParams, Verdict
 from headstart.policy import Load, StepTimes
 from headstart.policy.ahead import LOOK, AheadPolicy
 from headstart.policy.outcomes import Guest, Outcomes, Own, Survival
-from headstart.policy.periods import Mode, Periods, modes_of
-from headstart.policy.readings import STRANGERS
+from headstart.policy.periods import Bustle, Mode, Periods, modes_of
+from headstart.policy.readings import STRANGERS, Readings
 from headstart.policy.store import Store
 from headstart.policy.trials import PROBES, Trials
 from headstart.shapes import within
@@ -810,3 +810,137 @@ def test_what_is_hardly_known_is_looked_at_again_but_not_for_ever() -> None:
         device._step([request])
         soon += p._began
     assert 0 < soon < 80
+
+
+def hear(outcomes: Outcomes, mode: Mode, chance: float, drafts: int, seed: int = 0) -> None:
+    """Drafts of this mode, each for a request of its own, whose tokens are right so often."""
+    rng, guests = random.Random(seed), []
+    for _ in range(drafts):
+        guest, right = Guest(0, True), 0
+        while right < mode.depth and rng.random() < chance:
+            right += 1
+        guest.logs[0][right] += 1
+        guests.append(guest)
+    outcomes.digest(guests, [mode], 16)
+
+
+def test_what_chains_bring_tells_what_trees_would_and_the_other_way_round() -> None:
+    for seen, other in ((CHAIN, TREE), (TREE, CHAIN)):
+        outcomes = Outcomes()
+        for mode in (other, seen):
+            hear(outcomes, mode, 0.4, 100)
+        before = outcomes.brings(other, 0)
+        for seed in range(5):
+            hear(outcomes, seen, 0.9, 100, seed)
+        assert outcomes.brings(other, 0) > 1.3 * before
+        for seed in range(25):
+            hear(outcomes, seen, 0.1, 100, seed)
+        assert outcomes.brings(other, 0) < 0.7 * before
+
+
+def test_what_trees_are_worth_beside_chains_is_learned() -> None:
+    widths = []
+    for chance in (0.4, 0.7):  # of a tree's tokens, where a chain's are right in 0.4
+        outcomes = Outcomes()
+        for seed in range(100):
+            hear(outcomes, CHAIN, 0.4, 20, seed)
+            hear(outcomes, TREE, chance, 20, 100 + seed)
+        widths.append(outcomes._width("eagle3"))
+    assert widths[0] == pytest.approx(1.0, abs=0.1) and 2.0 < widths[1] < 2.5, widths  # 1 - 0.6 ** 2.36 = 0.7
+
+
+def test_a_text_that_turns_says_nothing_about_trees_beside_chains() -> None:
+    outcomes = Outcomes()
+    for seed, (mode, chance) in enumerate([(TREE, 0.5), (CHAIN, 0.4), *[(CHAIN, 0.9)] * 8, *[(CHAIN, 0.1)] * 8]):
+        hear(outcomes, mode, chance, 50, seed)
+    assert 1.2 < outcomes._width("eagle3") < 1.5
+
+
+@pytest.mark.parametrize(("company", "drafts"), [(1, True), (64, False)])
+def test_a_newcomer_drafts_as_heads_promise_where_that_pays_for_it_alone(company: int, drafts: bool) -> None:
+    """The others draft in another way, or not at all, and there is no time to decide."""
+    p = policy()
+    hear(p.outcomes, CHAIN, 0.8, 200)
+    Device(p)
+    others = [Device._request("hard", i, 64) for i in range(company - 1)]
+    p.ask([*others, Device._request("hard", 999, 64)], [{}] * company, Load(company, 0, 0))
+    p._way = p._common = None
+    p._time, p._due, p._began, p._trying = -1.0, 1 << 20, False, False
+    p._trials.purses = dict.fromkeys(p._trials.purses, -1.0)
+    new = Device._request("code", 1000, 64)
+    wishes = p.ask([*others, new], [{}] * company, Load(company, 0, 0))
+    assert bool(wishes[-1]) == drafts and p.rests(new) != drafts
+
+
+def test_coming_and_going_counts_as_far_as_it_was_seen_with_drafts_and_without() -> None:
+    bustle = Bustle()
+    bustle.add(True, 32, 2e-3, [3e-3] * 1000)
+    assert bustle.holds_up(32) == 1.0, "nobody knows whether it is the drafts"
+    bustle.add(False, 32, 1e-3, [1e-3] * 1000)
+    assert bustle.holds_up(33) == pytest.approx(1.5, abs=0.1) and bustle.holds_up(8) == 1.0
+    bustle.add(False, 32, 1e-3, [2e-3] * 3000)
+    assert bustle.holds_up(32) == 1.0, "it is no reason to draft"
+
+
+def test_trials_are_not_thought_about_where_there_was_far_too_little_time_lately() -> None:
+    trials = Trials()
+    trials.share_out({"eagle3": 1})
+    assert trials.may_pay(["eagle3"], 16) and not trials.pay("eagle3", 1e-2, 1.0, 1, 1.0, free=False, company=16)
+    assert not trials.may_pay(["eagle3"], 16) and trials.may_pay(["eagle3", "ngram"], 16)
+    assert trials.may_pay(["eagle3"], 32), "it may cost less there"
+    trials.saved = 5e-3
+    assert trials.may_pay(["eagle3"], 16)
+    trials.share_out({"eagle3": 1})
+    assert trials.pay("eagle3", 1e-2, 1.0, 1, 1.0, free=False, company=16) and not trials.may_pay(["ngram"], 16)
+
+
+def test_the_first_real_steps_move_what_was_rehearsed_furthest() -> None:
+    periods = Periods()
+    for mode, own in ((None, 1e-3), (CHAIN, 2e-3)):
+        periods.put(mode, 8, own)
+    periods.learn(CHAIN, 8, 8, 3e-3, 4)
+    first = periods.of(CHAIN, 8)
+    assert first > 2.4e-3
+    for _ in range(10):
+        periods.learn(CHAIN, 8, 8, 3e-3, 4)
+    before = periods.of(CHAIN, 8)
+    periods.learn(CHAIN, 8, 8, 2e-3, 4)
+    assert before == pytest.approx(3e-3, rel=0.02) and periods.of(CHAIN, 8) > 0.9 * before
+
+
+def come(readings: Readings, count: int, read: int, seconds: float, company: int) -> None:
+    """So many together, some of whom a head reads; the step that they come in is longer by so much."""
+    for i in range(count):
+        readings.add(i < read)
+    for more, tokens in ((seconds, 8 * count), (0.0, 0)):
+        readings.watch(StepTimes(0, 0, 0, 0, company, tokens, period=1e-3 + more), 1e-3, company)
+
+
+def test_what_reading_takes_is_told_by_those_that_come_as_many_at_a_time() -> None:
+    """Many together take longer than as many one by one: that is not the reading."""
+    readings, rng = Readings(), random.Random(1)
+    for _ in range(300):
+        for count, read in ((1, 0), (1, 1), (32, 0), (32, 1)):
+            each = 1e-4 if count == 1 else 4e-4
+            come(readings, count, read, count * each + 3e-4 * read + rng.gauss(0, 1e-4), 32)
+    assert readings.dearer(32) == pytest.approx(3e-4, abs=1e-4)
+    assert readings.dearer(8) == 0.0, "in another company it may be otherwise"
+
+
+def test_what_reading_takes_is_not_more_than_nothing_by_chance() -> None:
+    readings, rng = Readings(), random.Random(1)
+    for _ in range(1000):
+        for read in (0, 1):
+            come(readings, 1, read, 5e-4 + rng.gauss(0, 2e-4), 8)
+    assert abs(readings.dearer(8)) < 1e-4
+
+
+def test_copies_are_given_up_sooner_than_other_drafts() -> None:
+    """They end all at once."""
+    worths = {}
+    for name in ("ngram", "eagle3"):
+        own = Guest(0, True).of(name)
+        own.add([0.5, 0.5], [20, 20, 20])
+        own.add([0.5, 0.5], [10, 0, 0])
+        worths[name] = own.worths([0.5, 0.5])[-1]
+    assert worths["ngram"] < 0.75 * worths["eagle3"]

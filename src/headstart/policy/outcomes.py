@@ -29,10 +29,10 @@ WIDER = 1.35  # tries for each token that a tree is worth, where a chain has one
 UNSEEN = 1.1  # and until one of them has been,
 AT_LEAST, SOME = 1.1, 8  # and at least so many, where so many drafts of chains were seen
 NARROWEST, WIDEST = 1.0, 2.5  # what that may be for a drafter,
-WIDENS, FRESH = (
-    0.02,
-    100,
-)  # how fast it is learned, by drafts, and within how many steps behind drafts of the other shape
+WIDENS, MOST_WIDENS = 0.02, 0.1  # how fast it is learned, by drafts, and how far at a time,
+FRESH = (
+    20  # from drafts that come within so many steps behind some of the other shape: later, the text may have changed
+)
 PRIOR, PRIOR_SEEN = 6.0, 100  # drafts that this counts for, and after how many it hardly does any more
 FADES = 0.01  # how fast what drafts brought is forgotten, by steps,
 OWN_FADES = 0.04  # and of one request, by drafts,
@@ -281,7 +281,8 @@ class Outcomes:
         count, branches = brought[0], drafts[1]
         thought = sum(_tried(other.by_depth(len(brought) - 1), width if branches else 1 / width))
         more = min(1.0, max(-1.0, (sum(brought[1:]) / count - thought) / max(thought, 0.2)))
-        times = math.exp((1 - (1 - WIDENS) ** count) * (more if branches else -more))
+        moves = min(MOST_WIDENS, 1 - (1 - WIDENS) ** count)
+        times = math.exp(moves * (more if branches else -more))
         self._widths[drafts[0]] = min(WIDEST, max(NARROWEST, width * times))
 
     def _tell_other(self, drafts: Drafts, count: float) -> None:
