@@ -17,7 +17,7 @@ import pytest
 
 from headstart import rehearse
 from headstart.config import parse_speculative
-from headstart.core import Request, SamplingParams, Verdict
+from headstart.core import Request, RequestSpeculation, SamplingParams, Verdict
 from headstart.policy import Load, StepTimes
 from headstart.policy.ahead import LOOK, AheadPolicy
 from headstart.policy.outcomes import Guest, Outcomes, Own, Survival
@@ -944,3 +944,17 @@ def test_copies_are_given_up_sooner_than_other_drafts() -> None:
         own.add([0.5, 0.5], [10, 0, 0])
         worths[name] = own.worths([0.5, 0.5])[-1]
     assert worths["ngram"] < 0.75 * worths["eagle3"]
+
+
+def test_a_cap_that_no_rehearsal_has_met_does_no_harm() -> None:
+    """So large a draft was never timed."""
+    p = policy()
+    device = Device(p)
+    hear(p.outcomes, CHAIN, 0.9, 200)
+    hear(p.outcomes, TREE, 0.95, 200)
+    requests = [Device._request("code", i, 1 << 20) for i in range(2)]
+    for r in requests:
+        r.speculation = RequestSpeculation(max_tokens=3)
+    for _ in range(100):
+        device._step(requests)
+    assert any(not p.periods.knows(mode) for mode in p._ways), p._ways

@@ -35,7 +35,7 @@ SOON = 4  # and where requests are new
 LOSING, LOSES = 16, 0.97  # steps with drafts, and of what plain ones bring, below which it is thought about anew,
 CLEARLY = 0.9  # and below which the way itself is doubted,
 DOUBTED, FORGIVEN = 0.9, 1.02  # how much less is then thought of them, and how fast that is forgotten, by decisions
-BEGINNING = 2  # steps behind a decision that tell nothing about coming and going: drafts begin or end
+BEGINNING = 3  # steps behind a decision that tell nothing about coming and going: drafts begin or end
 TOGETHER, QUIET = 8, 64  # steps that are learned from at once, at most; and where nobody drafts
 LOOK, LOOKS = 8, 4  # drafts after which it is looked at what has just begun, and how often where it is hardly known
 DECIDING = 0.003  # share of the time that decisions may take: with many requests, they are taken less often
@@ -95,7 +95,8 @@ class AheadPolicy:
         self._company = 0  # at the last decision
         self._doubts: dict[str, float] = {}  # times what is thought of drafters that have lost lately
         self._stretch, self._seen = Stretch(), Seen()
-        self._fresh = True  # the next step that is read is the first behind a decision
+        self._fresh = True  # the next step that is read is the first behind a decision,
+        self._beginning = 0  # and how many of the next ones are still about to begin
         self._kind: Kind | None = None  # of the last step, where that is known,
         self._period = 0.0  # and how long it took, where that is to be learned if the next is of its kind
         self._time, self._cost = 1.0, USUAL  # seconds saved up for decisions, and those that one takes
@@ -273,6 +274,7 @@ class AheadPolicy:
         self.outcomes.digest(itertools.chain(guests, self._gone), self._ways, self._steps)
         self._gone.clear()
         self._promises.clear()
+        self._beginning = BEGINNING
         self._doubts = {name: more for name, doubt in self._doubts.items() if (more := doubt * FORGIVEN) < 1}
         self._steps, self._due, self._company, self._trying, self._fresh = 0, EVERY, len(requests), False, True
         most = self.fixed.most(requests, load)
@@ -470,6 +472,7 @@ class AheadPolicy:
             stretch.note([step[2] for step in steps])
             self._seen.count(stretch, [t.drafted for t in told])
         before, fresh, self._kind, self._fresh = self._kind, self._fresh, None, False
+        beginning, self._beginning = self._beginning, max(0, self._beginning - len(steps))
         if times.num_prefill_tokens or not company:
             return
         self._kind, self._last = stretch.kind, company
@@ -478,7 +481,7 @@ class AheadPolicy:
         self.plain_steps += 0 if stretch.drafts else len(steps)
         if self._kind is not None and (not stretch.drafts or 2 * self._kind[1] > company):
             usual = self._usual(self._kind)
-            self._bustle.add(stretch.drafts, company, usual, periods[BEGINNING:] if fresh else periods)
+            self._bustle.add(stretch.drafts, company, usual, periods[beginning:])
         if self._kind is not None and stretch.drafts:
             self._compare(self._kind, told, company / plain)
         # what was before is told now: nobody came on either side of it, and to launch what is new takes the host longer

@@ -179,8 +179,8 @@ class Bustle:
         self._shares: defaultdict[tuple[bool, int], Share] = defaultdict(lambda: Share(RUSH))
 
     def add(self, drafts: bool, company: int, usual: float, seconds: Sequence[float]) -> None:
-        """Steps took so long, where usually one takes `usual`."""
-        if not seconds:
+        """Steps took so long, where usually one takes `usual`; 0: nobody knows."""
+        if not seconds or not usual:
             return
         most = WILD * usual
         came = sum([s if s < most else most for s in seconds]) / usual
