@@ -17,7 +17,7 @@ import numpy as np
 
 from headstart import shapes
 from headstart.drafters import WEIGHTLESS
-from headstart.policy.shares import Share
+from headstart.policy.shares import Share, about
 
 SHIFT, FOLLOW = 0.01, 0.05  # how far one step moves all modes, and its own in about the same company,
 SURE = 6  # and for how many real steps it counts what was measured at load: the first ones move it further
@@ -25,10 +25,7 @@ LITTLE, MOST = 0.2, 3.0  # of what drafts for some should take, the least that a
 WILD = 2.5  # a step that took so many times what was expected tells nothing: a graph was made, or somebody used the machine
 COMPANIES = (1, 2, 4, 8, 16, 32, 64)  # numbers of requests for which steps are timed at load,
 PROMPT = 64  # and tokens of their prompts
-RUSH, CALM = (
-    0.005,
-    50,
-)  # how fast it is forgotten what coming and going takes, by steps, and for how many "nothing" counts
+RUSH, CALM = 0.005, 50  # how fast it is forgotten what coming and going takes, by steps; for how many "nothing" counts
 
 
 class Mode(NamedTuple):
@@ -129,9 +126,8 @@ class Periods:
             return
         finds = mode is None or mode.drafter not in WEIGHTLESS  # others do not always have something to say
         shift = SHIFT if finds else 0.0
-        met = self._met[mode, company.bit_length()]
-        self._met[mode, company.bit_length()] = met + steps
-        follow = max(FOLLOW, 1 / (SURE + met))
+        follow = max(FOLLOW, 1 / (SURE + self._met[mode, about(company)]))
+        self._met[mode, about(company)] += steps
         moves = (1 - (1 - shift - follow) ** steps) / (shift + follow)
         self._scale *= (seconds / usual) ** (moves * shift)
         times, table = (seconds / usual) ** (moves * follow), self._table[mode]
@@ -184,12 +180,11 @@ class Bustle:
             return
         most = WILD * usual
         came = sum([s if s < most else most for s in seconds]) / usual
-        self._shares[drafts, company.bit_length()].add(len(seconds), came, len(seconds))
+        self._shares[drafts, about(company)].add(len(seconds), came, len(seconds))
 
     def holds_up(self, company: int) -> float:
         """How many times longer it takes steps with drafts than plain ones, as far as both have been seen."""
-        size = company.bit_length()
-        drafts, plain = self._shares[True, size], self._shares[False, size]
+        drafts, plain = self._shares[True, about(company)], self._shares[False, about(company)]
         seen = min(drafts.expected, plain.expected)
         if not seen:
             return 1.0

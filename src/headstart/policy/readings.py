@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from headstart.policy import StepTimes
 from headstart.policy.periods import Mode
-from headstart.policy.shares import Line
+from headstart.policy.shares import Line, about
 from headstart.policy.trials import DEAREST
 
 READING = 0.003  # share of the time that reading prompts may take for which it does not seem to pay,
@@ -49,9 +49,7 @@ class Newcomers:
 class Readings:
     def __init__(self) -> None:
         self.saved = 0.0  # seconds for reading what does not seem to pay
-        self._dearer: defaultdict[int, float] = defaultdict(
-            float
-        )  # seconds that steps take longer for one that a head reads
+        self._dearer: defaultdict[int, float] = defaultdict(float)  # seconds more for one that a head reads, by company
         self.arrival: Newcomers | None = None  # the last ones
         # how much longer steps take for one that nobody reads, by its tokens, where about so many come together
         self._lines: defaultdict[int, Line] = defaultdict(lambda: Line(ARRIVALS))
@@ -67,15 +65,15 @@ class Readings:
         if promise.new:  # the first few will tell
             pays = pays and self._strangers[heat] < STRANGERS
             self._strangers[heat] += pays
-        told = self._lines or drafts or self._hoped < READINGS  # else nobody could tell what it takes
-        hoped = not pays and self.saved >= cost and bool(told)
+        told = bool(self._lines) or drafts or self._hoped < READINGS  # else nobody could tell what it takes
+        hoped = not pays and self.saved >= cost and told
         if hoped:
             self.saved, self._hoped = min(self.saved, READINGS * cost) - cost, self._hoped + 1
         return pays or hoped
 
     def dearer(self, company: int) -> float:
         """How much longer steps take for a newcomer that a head reads, as was seen in about this company."""
-        return self._dearer[company.bit_length()]
+        return self._dearer[about(company)]
 
     def add(self, read: bool) -> None:
         """A newcomer, whom a head reads or not."""
@@ -95,10 +93,10 @@ class Readings:
             return
         self.arrival = None
         if arrival.tokens and not arrival.read:
-            self._lines[count.bit_length()].add(arrival.tokens / count, arrival.seconds / count)
+            self._lines[about(count)].add(arrival.tokens / count, arrival.seconds / count)
         elif arrival.tokens and self._lines:
-            nearest = min(self._lines, key=lambda n: abs(n - count.bit_length()))
+            nearest = min(self._lines, key=lambda n: abs(n - about(count)))
             more = (arrival.seconds - count * self._lines[nearest].at(arrival.tokens / count)) / arrival.read
             moves = 1 - (1 - ARRIVALS) ** (arrival.read * arrival.read / count)  # one of many hardly shows
             most = DEAREST * plain  # in both directions: what is cut off on one side only moves the mean
-            self._dearer[company.bit_length()] += moves * (min(most, max(-most, more)) - self.dearer(company))
+            self._dearer[about(company)] += moves * (min(most, max(-most, more)) - self.dearer(company))

@@ -1,4 +1,4 @@
-"""How much of what was expected came; for which requests the same may be expected; and what depends on a number."""
+"""How much of what was expected came; for which and how many requests the same may be expected; what depends on a number."""
 
 from __future__ import annotations
 
@@ -11,6 +11,11 @@ from headstart.core import Request
 def heat_of(request: Request) -> int:
     """The same for requests of about the same temperature: what is drawn at random is harder to foresee."""
     return 0 if request.params.greedy else 1 + int(2 * min(2.0, request.params.temperature))
+
+
+def about(count: int) -> int:
+    """The same for about as many: what depends on how many there are is learned for each of these by itself."""
+    return count.bit_length()
 
 
 @dataclass
