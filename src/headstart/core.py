@@ -252,13 +252,18 @@ class Stats:
         self.steps += 1
         if not origins:
             return
-        num_accepted = len(accepted)
+        num_accepted, num_drafted, by_position = len(accepted), len(origins), self.accepted_by_position
         self.drafts += 1
-        self.drafted += len(origins)
+        self.drafted += num_drafted
         self.accepted += num_accepted
-        self.accepted_by_position += [0] * (num_accepted - len(self.accepted_by_position))
+        if num_accepted > len(by_position):
+            by_position += [0] * (num_accepted - len(by_position))
         for i in range(num_accepted):
-            self.accepted_by_position[i] += 1
+            by_position[i] += 1
+        if origins.count(origins[0]) == num_drafted:  # as mostly
+            book = self.by_drafter.setdefault(origins[0], [0, 0])
+            book[:] = book[0] + num_drafted, book[1] + num_accepted
+            return
         for name in origins:
             self.by_drafter.setdefault(name, [0, 0])[0] += 1
         for node in accepted:
@@ -389,7 +394,7 @@ class Request:
 
 
 # ------------------------------------------------------------------ what flows inside a step
-@dataclass
+@dataclass(slots=True)
 class Tree:
     """One request's draft: node i holds `tokens[i]` and hangs under node `parents[i]` (-1: under the last token).
 
@@ -416,7 +421,8 @@ class Tree:
 
     def copy(self) -> Tree:
         """With lists of its own."""
-        return Tree(*(list(value) if value is not None else None for value in vars(self).values()))  # type: ignore[arg-type]
+        own = (getattr(self, f.name) for f in fields(self))
+        return Tree(*(list(value) if value is not None else None for value in own))  # type: ignore[arg-type]
 
 
 @dataclass
@@ -485,7 +491,7 @@ class Verdict:
         return [tree.tokens[i] for i in self.accepted] + [self.bonus]
 
 
-@dataclass
+@dataclass(slots=True)
 class RequestView:
     """What a drafter may see of one request. `tokens` is the live list: read it, never change it."""
 
@@ -500,8 +506,18 @@ class RequestView:
     request: Request | None = None  # for the sampling rules that a drafter may share with the target
     seat: int = -1  # of its text on the target's device; `tokens` may be behind
     line: int = -1  # its segment of the target's last forward
-    slots: np.ndarray = field(default_factory=lambda: NOTHING)  # of what lies in the target's KV
-    room: np.ndarray = field(default_factory=lambda: NOTHING)  # behind: for its last token and its budget
+    held: np.ndarray | None = None  # all slots that the target has for it,
+    computed: int = 0  # and how many tokens lie there
+
+    @property
+    def slots(self) -> np.ndarray:
+        """Of what lies in the target's KV."""
+        return NOTHING if self.held is None else self.held[: self.computed]
+
+    @property
+    def room(self) -> np.ndarray:
+        """Behind them, for its last token and its budget."""
+        return NOTHING if self.held is None else self.held[self.computed :]
 
 
 class Sitter(NamedTuple):
@@ -541,7 +557,7 @@ class DeviceStep:
     fixed: bool = False  # forwards leave it at the same place every time
 
 
-@dataclass
+@dataclass(slots=True)
 class Reading:
     """What the target computed of one request in a step: its tokens [start, start + len(rows)), which lie in KV now."""
 

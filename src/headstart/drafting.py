@@ -70,14 +70,15 @@ class Drafted:
 
     def whole(self) -> list[Tree]:
         """Everything that was proposed, by one drafter for each."""
-        return [next((t for t in own.values() if len(t)), NO_TREE) for own in self.proposals]
+        return [_first(own) for own in self.proposals]
 
     def settle_on(self, trees: Sequence[Tree]) -> None:
         """These are verified. A tree in the mail is as deep as the mail says."""
         self.trees = list(trees)
         told = {i: d.mail.depth for d, members in self.mail for i in members if d.mail and d.mail.depth is not None}
         for i, t in enumerate(self.trees):
-            self.depth[i] = (told[i] if i in told else max(tree.depths(t.parents))) if len(t) else 0
+            if t.tokens:
+                self.depth[i] = told[i] if i in told else max(tree.depths(t.parents))
 
     def sources(self) -> tuple[dict[int, tuple[list[int], int, int]], torch.Tensor | None]:
         """For each tree whose tokens are in the mail, where, as `Batch.source` says it, and where it says how many they are
@@ -90,7 +91,7 @@ class Drafted:
             told = (draft.mail.sizes, draft.mail.parents)
             sized, grown = ([-1] * len(members) if x is None else (start + x).tolist() for x in told)
             for i, a, s, g in zip(members, draft.offsets.tolist(), sized, grown, strict=False):
-                where[i] = index[a : a + len(self.trees[i])], s, g
+                where[i] = index[a : a + len(self.trees[i].tokens)], s, g
             start += len(draft.mail.device)
         return where, self.all_mail()
 
@@ -103,10 +104,13 @@ class Drafted:
         for draft, members in self.mail:
             assert draft.mail is not None
             for i, told in zip(members, draft.mail.wait(), strict=True):
-                size = len(self.trees[i])
                 own = self.trees[i]
-                own.tokens[:], own.parents[:] = told.tokens[:size], told.parents[:size]
-                own.origins = (own.origins or [])[: len(own)]
+                size, count = len(own.tokens), len(told.tokens)
+                if count > size:
+                    told.tokens, told.parents = told.tokens[:size], told.parents[:size]
+                own.tokens, own.parents = told.tokens, told.parents
+                if count < size:
+                    own.origins = (own.origins or [])[:count]
         self.mail = []
 
 
@@ -197,22 +201,27 @@ class Drafting:
             needs = self.drafters[name].needs
             if slots is not None and (needs.hidden_layers or needs.target_kv):
                 for i, r in zip(members, view.requests, strict=True):
-                    held, computed = slots(ready[i].request), ready[i].request.computed
-                    r.slots, r.room = held[:computed], held[computed:]
+                    request = ready[i].request
+                    r.held, r.computed = slots(request), request.computed
             self._ask(Asked(name, view, members), out)
 
     def can_repeat(self, drafted: Drafted, requests: Sequence[Request]) -> bool:
         """Can the device be asked for these drafts again? Not where one was wished for that could not be made yet, or where a
         drafter that reads along was not asked: it would miss what comes."""
-        asked = {(r.id, a.name) for a in drafted.asked for r in a.view.requests}
-        if self._readers and any((r.id, name) not in asked for r in requests for name in self.readers(r)):
+        if self._readers and not self._are_all_asked(drafted, requests):
             return False
         if not drafted.asked:
             return not any(drafted.wishes)
         if len(drafted.mail) < len(drafted.asked) or not all(self.drafters[a.name].repeats for a in drafted.asked):
             return False
-        wished = [any(w.nodes for w in own.values()) for own in drafted.wishes]
-        return all(len(t) or not want for t, want in zip(drafted.trees, wished, strict=True))
+        without = [own for t, own in zip(drafted.trees, drafted.wishes, strict=True) if not t.tokens]
+        return not any(w.nodes for own in without for w in own.values())
+
+    def _are_all_asked(self, drafted: Drafted, requests: Sequence[Request]) -> bool:
+        """All that read along, for all that they read?"""
+        asked = {a.name: {r.id for r in a.view.requests} for a in drafted.asked}
+        readers = self._readers
+        return all(r.id in asked.get(name, ()) for r in requests for name in readers.get(r.id, ()))
 
     def again(self, drafted: Drafted, left: Left | None) -> Drafted | None:
         """The same questions, behind the next step; None where a drafter broke, or cannot draft as much as the last time."""
@@ -288,6 +297,11 @@ class Drafting:
         reading = self._readers.get(request.id, ())
         return [n for n in names if n not in reading and self.drafters[n].needs.hidden_layers]
 
+    def is_served_ahead(self, request: Request, names: Iterable[str]) -> bool:
+        """Are just these its readers, and draft before the host knows the last tokens?"""
+        readers = self._readers.get(request.id, NOBODY)
+        return readers == [*names] and self.are_ahead(readers)
+
     def join(self, request: Request, names: Iterable[str]) -> None:
         """These read on from the token that is computed next."""
         self.changes += 1
@@ -321,7 +335,7 @@ class Drafting:
 
     def _view(self, part: Planned, depth: int, wish: Wish) -> RequestView:
         r = part.request
-        how, deepest = self.verification(r), min(depth, wish.depth)
+        how, deepest = self.verification(r), depth if depth < wish.depth else wish.depth
         view = RequestView(
             r.id, r.tokens, len(r.prompt), wish.nodes, deepest, r.params, r.seed, how, r, part.seat
         )  # fmt: skip
@@ -341,11 +355,13 @@ class Drafting:
         seconds, size = time.perf_counter() - began, self.around.vocab_size
         whole = draft.mail is not None and draft.mail.depth is not None  # then the device made it, as it was told to
         for i, r, grown in zip(asked.members, requests, trees, strict=True):
-            wrong = None if whole else tree.check(grown, size, draft.mail is not None)
-            if wrong := wrong or check_logq(grown, draft.logq, size):
-                self._drop(asked.name, [r], f"gave no tree: {wrong}")
-                continue
-            out.propose(i, asked.name, grown if whole else tree.prune(grown, r.budget, r.max_depth), draft.logq)
+            if not whole:
+                wrong = tree.check(grown, size, draft.mail is not None) or check_logq(grown, draft.logq, size)
+                if wrong:
+                    self._drop(asked.name, [r], f"gave no tree: {wrong}")
+                    continue
+                grown = tree.prune(grown, r.budget, r.max_depth)
+            out.propose(i, asked.name, grown, draft.logq)
         out.asked.append(asked)
         if draft.mail is not None:
             out.mail.append((draft, asked.members))
@@ -388,15 +404,17 @@ class Drafting:
     ) -> None:
         """To each drafter that reads, what is of its requests."""
         for name, drafter in self.drafters.items():
-            own = (
-                [(p, r) for p, r in readings if name in self.readers(p.request)] if drafter.needs.hidden_layers else []
-            )
+            if not drafter.needs.hidden_layers:
+                continue
+            own = [(p, r) for p, r in readings if name in self._readers.get(p.request.id, NOBODY)]
             if not own:
                 continue
-            views = [self._views.get(p.request.id) or self._view(p, 0, Wish(0, 0)) for p, _ in own]
+            for part in [p for p, _ in own if p.request.id not in self._views]:
+                self._view(part, 0, Wish(0, 0))
             try:
                 hand(drafter, [r for _, r in own])
             except Exception as error:
+                views = [self._views[p.request.id] for p, _ in own]
                 self._drop(name, views, f"failed on hidden states: {error!r}")
 
     # ------------------------------------------------------------------ leaving
@@ -423,6 +441,14 @@ class Drafting:
     def _drop(self, name: str, requests: Sequence[RequestView], why: str) -> None:
         note(f"Drafter {name!r} {why}. {len(requests)} request(s) go on without drafts; their text is unaffected.")
         self._forbid((r.id, name) for r in requests)
+
+
+def _first(own: Mapping[str, Tree]) -> Tree:
+    """The first of these that is not empty."""
+    for grown in own.values():
+        if grown.tokens:
+            return grown
+    return NO_TREE
 
 
 def _same_places(draft: Draft, last: Draft) -> bool:

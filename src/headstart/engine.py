@@ -508,6 +508,8 @@ class Engine:
         """Can its next draft be made on the device? What a step left for a drafter to read is gone when the next one runs, so
         that drafter has to be asked there, or be done with this text."""
         request = part.request
+        if part.seat >= 0 and self.drafting.is_served_ahead(request, wishes):
+            return True
         if self.drafting.late(request, wishes):  # where it joins has to be known
             return False
         reading = [] if self.policy.rests(request) else self.drafting.readers(request)
@@ -559,14 +561,15 @@ class Engine:
         """Go on as if every request had its next token, with room for all that it may have accepted."""
         more = flight.drafted_for
         for part in flight.plan.parts:
-            if part.request.finish_reason is None:
-                if spare := more.get(part.request.id):
-                    held = self.pool.reserve(part.request.id, len(part.request.tokens) + 1 + spare)
+            r = part.request
+            if r.finish_reason is None:
+                if spare := more.get(r.id):
+                    held = self.pool.reserve(r.id, len(r.tokens) + 1 + spare)
                     assert held, "there was room for everybody"
-                part.request.computed += part.piece
+                r.computed += part.piece
                 if part.ready:
-                    part.request.tokens.append(PENDING)
-                flight.expected.append(part.request)
+                    r.tokens.append(PENDING)
+                flight.expected.append(r)
 
     # ------------------------------------------------------------------ drafts
     def _draft(self, plan: Plan, follows: bool, clock: Clock) -> Drafted:
@@ -587,10 +590,12 @@ class Engine:
             )
             for r, own, wished in zip(requests, out.proposals, wishes, strict=True):
                 for name, wish in wished.items():
-                    own.setdefault(name, Tree())  # it was asked, and that is it
+                    if name not in own:
+                        own[name] = Tree()  # it was asked, and that is it
                     if r.form is not None:
                         own[name] = r.form.prune(r.output, own[name])
-                    cut += [] if wish.nodes else [(own, name)]
+                    if not wish.nodes:
+                        cut.append((own, name))
             clock.lap("draft")
         if not (out.asked or self.policy.cuts):  # nobody drafts
             return out
@@ -641,7 +646,7 @@ class Engine:
     def _reserve(self, plan: Plan, wishes: list[Wishes], follows: bool) -> list[Wishes]:
         """The wishes that there is KV for. A step that follows one on its way can be drafted for on the device alone."""
         able = [p.seat >= 0 if follows else self._drafts_for(p.request) for p in plan.ready]
-        most = [max((w.nodes for w in own.values()), default=0) for own in wishes]
+        most = [max([w.nodes for w in own.values()], default=0) for own in wishes]
         self.scheduler.reserve_drafts(plan, [n if can else 0 for n, can in zip(most, able, strict=True)])
         return [
             own if wanted <= p.budget else {n: replace(w, nodes=min(w.nodes, p.budget)) for n, w in own.items()}
@@ -709,22 +714,23 @@ class Engine:
         grown, tables = iter(trees), self.pool.tables
         for part in plan.parts:
             r, start, piece = part.request, len(tokens), part.piece
-            draft = next(grown) if part.ready else NO_TREE
-            size, base = len(draft.tokens), r.computed + piece
+            draft, context, table = next(grown) if part.ready else NO_TREE, r.computed, tables[r.id]
+            size, base = len(draft.tokens), context + piece
             if piece == 1:
-                tokens.append(r.tokens[r.computed])
-                positions.append(r.computed)
+                tokens.append(r.tokens[context])
+                positions.append(context)
             else:
-                tokens += r.tokens[r.computed : base]
-                positions += range(r.computed, base)
+                tokens += r.tokens[context:base]
+                positions += range(context, base)
             parents = None
             if size:
                 tokens += draft.tokens
                 parents = _parents(piece, draft)
-                deep = range(1, size + 1) if parents is None else tree.depths(draft.parents)
-                positions += [base + d - 1 for d in deep]
-            slots, pages, stop = tables[r.id].slots[: base + size], tables[r.id].numbers, len(tokens)
-            segments.append(Segment(start, stop, r.computed, slots, parents, part.seat, pages, part.spare > 0))
+                chain = range(base, base + size)
+                positions += chain if parents is None else [base + d - 1 for d in tree.depths(draft.parents)]
+            stop = start + piece + size
+            slots = table.slots[: base + size]
+            segments.append(Segment(start, stop, context, slots, parents, part.seat, table.numbers, part.spare > 0))
             span = piece if not r.simple and self._wants_prompt(r) else int(part.ready)  # known tokens that are asked
             roots.append(len(rows) + span - 1)
             rows += range(start + piece - span, stop)

@@ -24,6 +24,7 @@ from headstart.errors import RequestFailed
 Listener = Callable[[Request, Chunk | BaseException], None]
 log = logging.getLogger("headstart.engine")
 PATIENCE, WITHIN = 5, 60.0  # restarts that are tried, within so many seconds
+YOUNG = 10_000  # objects that may come to stay before the collector looks: in a step with 64 requests some thousands do
 
 
 @dataclass
@@ -95,7 +96,10 @@ class EngineLoop:
 
     # ------------------------------------------------------------------ on the thread
     def _run(self) -> None:
-        gc.freeze()  # or the collector stops the engine now and then to look at every object that a model consists of
+        gc.freeze()  # or the collector stops the engine now and then to look at every object that a model consists of,
+        often = gc.get_threshold()
+        if often[0] < YOUNG:
+            gc.set_threshold(YOUNG, *often[1:])  # and in every step to look at those that are about to go
         try:
             while self._serve():
                 pass
@@ -106,6 +110,8 @@ class EngineLoop:
         finally:
             self._refuse_inbox()
             self.engine.close()
+            if often[0] < YOUNG:
+                gc.set_threshold(*often)
             gc.unfreeze()
 
     def _serve(self) -> bool:

@@ -38,7 +38,7 @@ def children(parents: Sequence[int]) -> dict[int, list[int]]:
 
 
 def is_chain(parents: Sequence[int]) -> bool:
-    return all(p == i - 1 for i, p in enumerate(parents))
+    return [*parents] == [*range(-1, len(parents) - 1)]
 
 
 def ancestor_mask(parents: Sequence[int] | np.ndarray) -> np.ndarray:

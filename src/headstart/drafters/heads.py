@@ -58,7 +58,7 @@ TOP_K, WIDTH = 8, 8  # of trees that nobody has described
 EAGER = 64  # features of so many tokens are read at once; fewer wait until a draft is asked for
 
 
-@dataclass
+@dataclass(slots=True)
 class Trail:
     """How far the head has read one text. Tokens [0, read) have entries in its KV, but for those that it missed; `features`
     are of those that follow."""
@@ -70,7 +70,7 @@ class Trail:
 
     @property
     def waiting(self) -> int:
-        return sum(len(f) for f in self.features)
+        return sum([len(f) for f in self.features]) if self.features else 0
 
     @property
     def known(self) -> int:
@@ -169,7 +169,7 @@ class HeadDrafter(GrowingDrafter):
         """Take the features of what the target computed. Long pieces are read now, the others when a draft is asked for."""
         if hidden is None:
             for r in readings:
-                self._trails.setdefault(r.id, Trail()).reached(r.start + len(r.rows))
+                (self._trails.get(r.id) or self._begin_trail(r.id)).reached(r.start + len(r.rows))
             return
         if self.reads_ahead:
             over = {r.id for r in readings if r.ends and not self._waits(r.id)}
@@ -192,6 +192,10 @@ class HeadDrafter(GrowingDrafter):
         if self.head.remembers:
             return self._remember([(r.id, r.tokens, r.slots) for r in long], {r.id for r in long if r.ends})
         self._catch_up([(r.id, r.tokens, r.slots) for r in long])
+
+    def _begin_trail(self, request: str) -> Trail:
+        trail = self._trails[request] = Trail()
+        return trail
 
     def _waits(self, request: str) -> bool:
         return request in self._trails and self._trails[request].waiting > 0
@@ -290,7 +294,7 @@ class HeadDrafter(GrowingDrafter):
 
     def _grower(self, requests: Sequence[RequestView]) -> Grower:
         """The smallest that drafts what these may have."""
-        nodes, depth = max(r.budget for r in requests), max(r.max_depth for r in requests)
+        nodes, depth = max([r.budget for r in requests]), max([r.max_depth for r in requests])
         enough = [g for g in self.growers if g.growth.nodes >= nodes and g.growth.depth >= min(depth, nodes)]
         return (enough or self.growers[-1:])[0]
 
@@ -305,20 +309,22 @@ class HeadDrafter(GrowingDrafter):
 
     def _on_device(self, view: View, texts: DeviceTexts) -> Draft:
         """Drafts by mail, for the requests that the last forward left features of."""
-        drafted = [r for r in view.requests if self._can_grow(r)]
+        able = [self._can_grow(r) for r in view.requests]
+        drafted = [r for r, can in zip(view.requests, able, strict=True) if can]
         if not drafted or view.step is None or not self.growers:
             return Draft.of([Tree() for _ in view.requests])
         self._catch_up([(r.id, r.tokens, r.slots) for r in drafted if self._has_more(r)])
         grower, count, padded = self._grower(drafted), len(drafted), double_up(len(drafted))
-        many = drafted + drafted[-1:] * (padded - count)
-        missed = [self._trails[r.id].missed for r in many]
-        numbers = texts.on_device(
-            [*(r.line for r in many), *(r.seat for r in many), *(m.start for m in missed), *(m.stop for m in missed)]
-        )
-        for r in drafted:
-            self._trails[r.id].reached(self._trails[r.id].known)
-        ids = {r.id for r in drafted}
-        sizes = tuple(min(r.budget, grower.growth.nodes) if r.id in ids else -1 for r in view.requests)
+        trails = [self._trails[r.id] for r in drafted]
+        columns = (
+            [r.line for r in drafted], [r.seat for r in drafted],
+            [t.missed.start for t in trails], [t.missed.stop for t in trails],
+        )  # fmt: skip
+        numbers = texts.on_device([n for column in columns for n in column + column[-1:] * (padded - count)])
+        for trail in trails:
+            trail.reached(trail.known)
+        most = grower.growth.nodes
+        sizes = tuple([min(r.budget, most) if can else -1 for r, can in zip(view.requests, able, strict=True)])
         self._asked = Question(view, drafted, grower, numbers, sizes)
         return self._grow(self._asked, grower)
 
@@ -344,16 +350,16 @@ class HeadDrafter(GrowingDrafter):
     def _has_more(self, r: RequestView) -> bool:
         """Do features wait that the last forward did not leave? The device reads no others."""
         waiting = len(self._trails[r.id].features)
-        return waiting > 1 or (waiting == 1 and r.tokens[-1] == PENDING)
+        return waiting > 0 and (waiting > 1 or r.tokens[-1] == PENDING)
 
     @staticmethod
     def _send(sizes: tuple[int, ...], found: torch.Tensor, told: Callable[[], np.ndarray], g: DeviceGrowth) -> Draft:
         """The host knows no more than how many nodes there may be: their tokens and parents are in the mail."""
-        at, index = _places(sizes, g)
+        at, index, offsets = _places(sizes, g)
         branches = g.nodes > 1 and (g.width > 1 or g.top_k > 1)
-        none, chain = [-1] * g.nodes, list(range(-1, g.nodes - 1))
-        trees = [Tree([PENDING] * max(n, 0), (none if branches else chain)[: max(n, 0)]) for n in sizes]
-        draft = Draft(NOTHING, NOTHING, np.cumsum([0, *map(len, trees)]), grown=trees)
+        unknown, parents = [PENDING] * g.nodes, [-1] * g.nodes if branches else list(range(-1, g.nodes - 1))
+        trees = [Tree(unknown[:n], parents[:n]) if n > 0 else Tree() for n in sizes]
+        draft = Draft(NOTHING, NOTHING, offsets, grown=trees)
 
         def wait() -> list[Tree]:
             rows = iter(told().tolist())
@@ -506,16 +512,18 @@ class HeadDrafter(GrowingDrafter):
 
 
 @functools.lru_cache(256)
-def _places(sizes: tuple[int, ...], g: DeviceGrowth) -> tuple[np.ndarray, np.ndarray]:
-    """Where the mail of each request begins, and where the tokens of its first nodes are; -1: it has no mail."""
+def _places(sizes: tuple[int, ...], g: DeviceGrowth) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Where the mail of each request begins, where the tokens of its first nodes are, and where its nodes begin among all;
+    -1: it has no mail."""
     at = np.cumsum([0, *(n >= 0 for n in sizes)])[:-1] * g.mail
-    return at, np.concatenate([a + 1 + np.arange(max(n, 0)) for a, n in zip(at, sizes, strict=True)])
+    index = np.concatenate([a + 1 + np.arange(max(n, 0)) for a, n in zip(at, sizes, strict=True)])
+    return at, index, np.cumsum([0, *(max(n, 0) for n in sizes)])
 
 
 def _tree(numbers: list[int], nodes: int) -> Tree:
     """How many, tokens, parents."""
-    count, tokens, parents = numbers[0], numbers[1:], numbers[1 + nodes :]
-    return Tree(tokens[:count], parents[:count])
+    count = numbers[0]
+    return Tree(numbers[1 : 1 + count], numbers[1 + nodes : 1 + nodes + count])
 
 
 def _is_plain(request: Request) -> bool:

@@ -261,10 +261,14 @@ def _fill_choice(get: Callable[[str], np.ndarray], batch: Batch, choice: Choice)
     if max(choice.nodes, default=0) < 1:
         return
     parent = get("parent")
-    for segment, n in zip(batch.segments, choice.nodes, strict=True):
-        if n > 0 and segment.grown < 0:
-            known = range(n) if segment.parents is None else segment.parents[-n:] - (len(segment.parents) - n - 1)
-            parent[segment.stop - n : segment.stop] = known
+    known = [(s, n) for s, n in zip(batch.segments, choice.nodes, strict=True) if n > 0 and s.grown < 0]
+    for segment, n in known:
+        if segment.parents is not None:
+            parent[segment.stop - n : segment.stop] = segment.parents[-n:] - (len(segment.parents) - n - 1)
+    if chains := [(s.stop - n, n) for s, n in known if s.parents is None]:
+        first, size = np.array(chains).T
+        below = np.arange(size.sum()) - np.repeat(size.cumsum() - size, size)
+        parent[np.repeat(first, size) + below] = below
 
 
 def _fill_trees(get: Callable[[str], np.ndarray], shape: Shape, segments: list[Segment]) -> None:

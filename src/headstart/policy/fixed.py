@@ -17,6 +17,7 @@ class FixedPolicy:
 
     def __init__(self, config: SpeculativeConfig, choices: Choices) -> None:
         self.config, self.choices = config, choices
+        self._made: dict[tuple[tuple[str, ...], int], Wishes] = {}
 
     def enlist(self, request: Request, load: Load) -> bool:
         return True
@@ -27,11 +28,17 @@ class FixedPolicy:
     def ask(self, requests: Sequence[Request], proposals: Sequence[Proposals], load: Load) -> list[Wishes]:
         if any(proposals):
             return [{} for _ in requests]
-        depth, most = self.config.num_speculative_tokens, self.most(requests, load)
         return [
-            dict.fromkeys(self.choices(r)[:1], Wish(nodes, min(depth, nodes))) if nodes else {}
-            for r, nodes in zip(requests, most, strict=True)
+            self._wishes(tuple(self.choices(r)[:1]), nodes) if nodes else {}
+            for r, nodes in zip(requests, self.most(requests, load), strict=True)
         ]
+
+    def _wishes(self, names: tuple[str, ...], nodes: int) -> Wishes:
+        """The same for all that have the same: nobody changes them."""
+        if (names, nodes) not in self._made:
+            wish = Wish(nodes, min(self.config.num_speculative_tokens, nodes))
+            self._made[names, nodes] = dict.fromkeys(names, wish)
+        return self._made[names, nodes]
 
     def most(self, requests: Sequence[Request], load: Load) -> list[int]:
         """Nodes that each request may have."""
