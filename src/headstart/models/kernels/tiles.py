@@ -18,38 +18,42 @@ def tile(kind: str, rows: int, cols: int, depth: int, itemsize: int, shared_memo
     chosen = _TILES[kind](height, cols, depth)
     if kind == "add":
         columns = -(-cols // chosen.cols)
-        chosen = replace(chosen, split=4 if columns < processors else 2)
+        most = processors // 2 if height == 64 else processors  # sums of many rows take longer to meet
+        if chosen.split > 1:
+            chosen = replace(chosen, split=4 if columns < most else 2)
         while -(-cols // chosen.cols) > MOST_SQUARES:
             chosen = replace(chosen, cols=2 * chosen.cols)
     return fit(chosen, kind in ("qkv", "gate_up"), itemsize, shared_memory)
 
 
 def _qkv(height: int, cols: int, depth: int) -> Tile:
-    return (
-        Tile(16, 32, 256, stages=3)
-        if height == 16
-        else Tile(height, 32 if height == 64 and depth >= 4096 else 16, 128, stages=4)
-    )
+    if height < 64:  # 32 rows in two bands
+        return Tile(16, 32, 256, stages=3)
+    return Tile(height, 32 if depth >= 4096 else 16, 128, stages=4)
 
 
 def _add(height: int, cols: int, depth: int) -> Tile:
-    return Tile(height, 32, 128, stages=4)
+    if height > 16 and depth <= 2048:  # too short to be cut
+        return Tile(height, 16, 128, stages=5)
+    return Tile(height, 32, 128, split=4, stages=4)
 
 
 def _gate_up(height: int, cols: int, depth: int) -> Tile:
-    if height > 16:
+    if height == 64:
         return Tile(height, 64, 64, stages=4)
+    if height == 32:
+        return Tile(height, 64, 128, stages=3)
     if depth <= 1024:
         return Tile(16, 32, 64, stages=6)
     return Tile(16, 32, 128, stages=3) if depth < 4096 else Tile(16, 64, 128, stages=5)
 
 
 def _head(height: int, cols: int, depth: int) -> Tile:
-    if height == 16:
-        return Tile(16, 64, 128, stages=3)
-    return (
-        Tile(height, 128, 64, warps=8, stages=3) if height == 64 and depth >= 4096 else Tile(height, 64, 64, stages=4)
-    )
+    if height < 64:
+        return (
+            Tile(32, 128, 128, warps=8, stages=3) if height == 32 and depth >= 4096 else Tile(height, 64, 128, stages=3)
+        )
+    return Tile(height, 128, 64, warps=8, stages=3) if depth >= 4096 else Tile(height, 64, 64, stages=6)
 
 
 _TILES = {"qkv": _qkv, "add": _add, "gate_up": _gate_up, "head": _head}
