@@ -389,7 +389,7 @@ def test_decisions_of_a_rehearsal_are_not_owed() -> None:
     slow_clock(rehearsed, 2e-4)
     rehearsed.rehearses = True
     for _ in range(100):
-        rehearsed.order(CHAIN)
+        rehearsed.order([CHAIN])
         decisions(rehearsed, 1)
     rehearsed.rehearses, rehearsed._due = False, 0
     assert decisions(rehearsed, 1000) >= 0.9 * decisions(p, 1000) > 10
@@ -712,7 +712,7 @@ def test_modes_that_one_text_has_no_room_for_are_tried_in_several(monkeypatch, m
     monkeypatch.setattr(rehearse, "_running", running)
     monkeypatch.setattr(rehearse, "_made_up", lambda *args: ())
     monkeypatch.setattr(rehearse, "_seconds", lambda engine: 0.5)
-    own = SimpleNamespace(order=lambda mode: played[-1].append(mode), ordered=None)
+    own = SimpleNamespace(order=lambda ordered: played[-1].extend(ordered), ordered=())
     assert rehearse.companies(stage(max_len), {"eagle3": modes}) == [1, 2, 4, 8]
     found = rehearse._play(stage(max_len), own, [], 2, "eagle3", modes)
     assert found == dict.fromkeys(modes, 0.5) and [*itertools.chain(*played)] == modes and len(played) == texts
@@ -720,6 +720,32 @@ def test_modes_that_one_text_has_no_room_for_are_tried_in_several(monkeypatch, m
 
 def test_texts_without_any_room_are_no_rehearsal() -> None:
     assert rehearse.companies(stage(263), {"eagle3": [Mode("eagle3", 1, 1)]}) == []
+
+
+def test_each_request_drafts_the_first_way_of_a_rehearsal_that_it_may() -> None:
+    p = policy()
+    p.choices = p.fixed.choices = lambda r: [("eagle3",), ("ngram", "eagle3"), ("ngram",), ()][r.seed]
+    p.rehearses, requests = True, [Device._request("code", i, 64) for i in range(4)]
+    for ordered, names in (([NGRAM, TREE], ["eagle3", "ngram", "ngram"]), ([TREE], ["eagle3", "eagle3"]), ([], [])):
+        p.order(ordered)
+        wishes = p.ask(requests, [{}] * 4, Load(4, 0, 0, 100.0, 64))
+        assert [name for own in wishes for name in own] == names
+
+
+def test_heads_are_mixed_with_drafters_on_the_host_where_there_are_both_and_room() -> None:
+    def drafter(ahead: bool, layers: tuple[int, ...] = ()) -> Any:
+        return SimpleNamespace(ahead=ahead, needs=SimpleNamespace(hidden_layers=layers))
+
+    suffix, modes, sizes = Mode("suffix", 7, 7), {"ngram": MODES[:2], "eagle3": MODES[2:]}, [1, 2, 4, 8]
+    drafters = {"ngram": drafter(True), "eagle3": drafter(True, (1, 2)), "suffix": drafter(False)}
+    own = stage(4096)
+    own.drafting = SimpleNamespace(drafters=drafters)
+    assert rehearse._mixtures(own, modes, sizes) == []
+    assert rehearse._mixtures(own, {"ngram": MODES[:2], "suffix": [suffix]}, sizes) == []
+    both = modes | {"suffix": [suffix]}
+    assert rehearse._mixtures(own, both, sizes) == [(n, m, suffix) for n in (2, 4) for m in (CHAIN, TREE)]
+    own.config.max_batch_tokens = 40  # there is room for 2 · 16 rows, and for 4 · 8
+    assert [(n, m) for n, m, _ in rehearse._mixtures(own, both, sizes)] == [(2, CHAIN), (2, TREE), (4, CHAIN)]
 
 
 def test_what_steps_take_in_one_company_says_little_about_others() -> None:

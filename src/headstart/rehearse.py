@@ -12,9 +12,10 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
+from headstart.config import AUTO
 from headstart.core import Request, RequestSpeculation, SamplingParams
 from headstart.engine import Engine
-from headstart.policy.ahead import AheadPolicy
+from headstart.policy.ahead import HOST_MOST, AheadPolicy
 from headstart.policy.costs import are_alike
 from headstart.policy.periods import COMPANIES, PROMPT, Mode
 from headstart.progress import bar, note
@@ -22,6 +23,8 @@ from headstart.progress import bar, note
 PATTERN = 8  # tokens after which a made-up text repeats itself
 WARM, TIMED = 9, 15  # steps before and while times are taken
 SOME = 4  # steps after which a mode has met all that it makes on first use
+VISITS = (1, 2, 4)  # tokens of those who come to a mixed company: they end with the prompt, before a draft, behind one
+LATE = 4  # and of one that the head joins late: it ends before a draft, too
 CROWDS = (1, 4, 16, 32, 64)  # companies to which newcomers come, to know what reading along takes
 STAY = 6  # tokens that each of them stays for
 ROW, ROWS = (
@@ -47,15 +50,19 @@ def rehearse(engine: Engine, policy: AheadPolicy) -> bool:
             if not policy.periods.known:
                 note(f"Texts of {engine.max_len} tokens have no room to try drafts, so there are none.")
             return False
+        mixed = _mixtures(engine, modes, sizes)
         if policy.periods.known and _is_still_so(engine, policy, words, modes, sizes):
-            with bar("Preparing drafts", len(sizes) * len(modes), "parts") as done:
+            with bar("Preparing drafts", len(sizes) * len(modes) + len(mixed), "parts") as done:
                 for company, own in itertools.product(sizes, modes.values()):
                     known = [m for m in own if _fits(engine, m, company)]
                     _play(engine, policy, words, company, own[0].drafter, known, timed=False)
                     done(1)
+                for company, head, host in mixed:
+                    _mix(engine, policy, words, company, head, host)
+                    done(1)
             return False
         policy.forget_periods()
-        with bar("Measuring this device", len(sizes) * (1 + len(modes)), "parts") as done:
+        with bar("Measuring this device", len(sizes) * (1 + len(modes)) + len(mixed), "parts") as done:
             for company in sizes:
                 for name in (None, *modes):
                     fitting = [None] if name is None else [m for m in modes[name] if _fits(engine, m, company)]
@@ -68,9 +75,12 @@ def rehearse(engine: Engine, policy: AheadPolicy) -> bool:
                     more = _reading(engine, policy, words, company, name)
                     most = policy.periods.of(None, company)  # what takes longer than a step was something else
                     policy.periods.put_reading(name, company, min(max(0.0, more), most))
+            for company, head, host in mixed:
+                _mix(engine, policy, words, company, head, host)
+                done(1)
         return True
     finally:
-        policy.rehearses, policy.ordered = False, None
+        policy.rehearses, policy.ordered = False, ()
 
 
 def prepare(engine: Engine) -> None:
@@ -166,20 +176,72 @@ def _play(
     together = _at_a_time(engine)
     for first in range(0, len(modes), together):
         with _running(engine, _made_up(engine, words, company, name)) as requests:
-            policy.ordered = None
+            policy.ordered = ()
             _reach(engine, requests, 1)
             for mode in modes[first : first + together]:
-                policy.order(mode)
+                policy.order([] if mode is None else [mode])
                 seconds = [_seconds(engine) for _ in range(WARM + TIMED if timed else SOME)]
                 if timed and all(r.finish_reason is None for r in requests):
                     found[mode] = float(np.median(seconds[WARM:]))
     return found
 
 
+def _mixtures(engine: Engine, modes: dict[str, list[Mode]], sizes: Sequence[int]) -> list[tuple[int, Mode, Mode]]:
+    """Companies in which a head drafts for some, in its first chains or its first trees, and another on the host for others."""
+    drafters = engine.drafting.drafters
+    heads = [m for name, own in modes.items() if drafters[name].needs.hidden_layers for m in _shapes(own)]
+    others = [own[0] for name, own in modes.items() if own and not drafters[name].needs.hidden_layers]
+    hosts = [m for m in others if not drafters[m.drafter].ahead]
+    small = [n for n in sizes if 1 < n <= HOST_MOST]
+    found = itertools.product(small, heads, hosts)
+    return [(n, head, host) for n, head, host in found if _fits(engine, head, n) and _fits(engine, host, n)]
+
+
+def _shapes(modes: Sequence[Mode]) -> list[Mode]:
+    """The first that is a chain, and the first that branches."""
+    return [next(own) for _, own in itertools.groupby(modes, key=lambda m: m.branches)]
+
+
+def _mix(engine: Engine, policy: AheadPolicy, words: Sequence[int], company: int, head: Mode, host: Mode) -> None:
+    """Have all ready that such a company needs. The head drafts for all; then it rests for those that may have the other one,
+    and reads by the host's hand what is computed of the others, while some come for it and go; then it joins again."""
+    own, name = (company - 1) // 2, head.drafter  # of those who stay: the head alone may serve them
+    stay = [*_made_up(engine, words, own, name), *_made_up(engine, words, company - 1 - own, AUTO, own)]
+    with _running(engine, stay) as requests:
+        policy.order([])
+        _reach(engine, requests, 1)
+        _go_on(engine, policy, head)
+        policy.order([host, head])
+        for tokens in VISITS:
+            _reach(engine, _come(engine, words, requests, name, tokens), tokens)
+        policy.order([host])
+        late = _come(engine, words, requests, name, LATE)
+        _reach(engine, late, 1)
+        policy.order([host, head])
+        _reach(engine, late, LATE)
+        _go_on(engine, policy, head)
+
+
+def _come(engine: Engine, words: Sequence[int], requests: list[Request], name: str, tokens: int) -> list[Request]:
+    """One more for this drafter, that stays for so many tokens."""
+    more = [*_made_up(engine, words, 1, name, len(requests), tokens)]
+    requests += more
+    for request in more:
+        engine.add(request)
+    return more
+
+
+def _go_on(engine: Engine, policy: AheadPolicy, mode: Mode) -> None:
+    """Some steps in this mode."""
+    policy.order([mode])
+    for _ in range(SOME):
+        engine.step()
+
+
 def _reading(engine: Engine, policy: AheadPolicy, words: Sequence[int], company: int, name: str) -> float:
     """Seconds that a newcomer takes longer whose prompt this drafter reads, while nobody drafts. Some that it reads and some
     that it does not come in turns, since what is asked for is far less than a machine's speed changes in a second."""
-    policy.order(None)
+    policy.order([])
     first = 10_000 * company  # texts that nobody has had before
     others = _made_up(engine, words, company - 1, None, first)
     kinds = [kind for _ in range(ROWS) for kind in (None, name) for _ in range(ROW)]

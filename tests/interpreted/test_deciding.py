@@ -108,6 +108,7 @@ def test_a_rehearsal_measures_every_mode_and_leaves_nothing(monkeypatch) -> None
         COMPANIES=(2,), CROWDS=(2,), ROW=2, ROWS=1, STAY=2, SOME=1, PROMPT=6, PATTERN=3, WARM=1, TIMED=2, MOST_TOKENS=4
     ).items():
         monkeypatch.setattr(rehearse, name, value)
+    monkeypatch.setattr(rehearse, "_mixtures", lambda *args: [])
     e = engine(small(), AUTO | {"num_speculative_tokens": 2, "num_draft_nodes": 3}, head=eagle(), max_num_seqs=2)
     policy = e.policy
     assert isinstance(policy, AheadPolicy)
@@ -120,6 +121,40 @@ def test_a_rehearsal_measures_every_mode_and_leaves_nothing(monkeypatch) -> None
     assert policy._tokens == ahead.TOKENS, "texts that were made up are no answers"
     monkeypatch.setattr(rehearse, "ALIKE", 1e6)
     assert not rehearse.rehearse(e, policy), "what is known still holds"
+    assert run(e, asked(6)) == [text[:6] for text in wanted(LONG)]
+
+
+def test_a_rehearsal_meets_a_head_beside_a_drafter_on_the_host_and_leaves_nothing(monkeypatch) -> None:
+    """The host hands over what is computed then, of texts that end too; and the head rests and joins."""
+    for name, value in dict(COMPANIES=(3,), CROWDS=(), SOME=2, PROMPT=6, PATTERN=3, WARM=1, TIMED=1).items():
+        monkeypatch.setattr(rehearse, name, value)
+    monkeypatch.setattr(rehearse, "_play", lambda *args, **how: dict.fromkeys(args[5], 1.0))
+    mixtures, mixed = rehearse._mixtures, list[Any]()
+    monkeypatch.setattr(rehearse, "_mixtures", lambda *args: mixtures(*args)[-1:])  # trees alone: that is faster
+    e = engine(small(), AUTO | {"num_speculative_tokens": 2, "num_draft_nodes": 3}, head=eagle(), max_num_seqs=3)
+    policy, drafter = e.policy, e.drafting.drafters["eagle3"]
+    assert isinstance(policy, AheadPolicy)
+    flights, handed, written, gaps, rested, joined = [], [], [], [], [], []
+
+    def note(owner: Any, name: str, tell: Any) -> None:
+        method = getattr(owner, name)
+        monkeypatch.setattr(owner, name, lambda *args: (tell(*args), method(*args))[1])
+
+    note(e, "_commit", lambda flight, verdicts: flights.append(flight))
+    note(drafter, "read", lambda own, hidden: handed.extend(flights[-1:] if hidden is not None else ()))
+    note(drafter, "_write_down", lambda own, *step: written.extend(own))
+    note(drafter, "_catch_up", lambda texts, *more: gaps.extend(bool(drafter._trails[t[0]].missed) for t in texts))
+    note(e.drafting, "rest", lambda r: rested.append(r.id))
+    note(e.drafting, "join", lambda r, names: joined.append(r.id))
+    assert rehearse.rehearse(e, policy)
+    asked_for = [{(n, w.nodes) for own in flight.drafted.wishes for n, w in own.items()} for flight in handed]
+    assert {("eagle3", 3), ("suffix", 2)} in asked_for
+    assert rested and set(rested) == set(joined)
+    assert any(r.ends for r in written) and set(gaps) == {True, False}, "texts that end, and one that it joined late"
+    assert e.idle and e.pool.num_used == 0 and not policy.rehearses and not policy.ordered
+    monkeypatch.setattr(rehearse, "_mix", lambda engine, policy, words, *how: mixed.append(how))
+    assert not rehearse.rehearse(e, policy), "what is known still holds"
+    assert mixed == [(3, Mode("eagle3", 3, 2), Mode("suffix", 2, 2))], "and all is made ready again"
     assert run(e, asked(6)) == [text[:6] for text in wanted(LONG)]
 
 

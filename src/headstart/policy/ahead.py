@@ -70,7 +70,7 @@ class AheadPolicy:
         self.fixed, self.choices, self.config = FixedPolicy(config, choices), choices, config
         self.periods, self.outcomes, self._bustle = Periods(), Outcomes(), Bustle()
         self.clock = time.perf_counter  # what tells how long decisions take
-        self.ordered: Mode | None = None  # what a rehearsal is to do,
+        self.ordered: Sequence[Mode] = ()  # what a rehearsal is to do,
         self.rehearses = False  # while it lasts
         self.plain_steps = 0
         self.yields = Share(0.03)  # tokens that came, of those that plain steps would have brought in the same time
@@ -113,9 +113,9 @@ class AheadPolicy:
         self._shares = [0.0, 0.0]  # seconds of deciding, and of all; they fade
 
     # ------------------------------------------------------------------ rehearsals
-    def order(self, mode: Mode | None) -> None:
-        """All draft this way from now on."""
-        self.ordered, self._due = mode, 0
+    def order(self, modes: Sequence[Mode]) -> None:
+        """From now on each request drafts the first of these ways whose drafter may serve it."""
+        self.ordered, self._due = modes, 0
 
     def forget_periods(self) -> None:
         """Nothing is known, so nobody drafts."""
@@ -280,8 +280,8 @@ class AheadPolicy:
         most = self.fixed.most(requests, load)
         able = {i: self.choices(requests[i]) for i, n in enumerate(most) if n and load.room > 0 and guests[i].welcome}
         if self.rehearses:
-            mode = self.ordered
-            chosen = {i: mode for i, names in able.items() if mode is not None and mode.drafter in names}
+            ways = {i: [m for m in self.ordered if m.drafter in names] for i, names in able.items()}
+            chosen = {i: own[0] for i, own in ways.items() if own}
         else:
             before, chosen = self._way, self._choose(guests, able, load)
             self._began = self._begins(before, guests, chosen, second)
