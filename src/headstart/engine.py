@@ -547,15 +547,15 @@ class Engine:
             r = part.request
             if r.id in seats:
                 part.seat, part.spare = seats[r.id], more.get(r.id, 0)
-            elif self._can_draft_ahead(r) and not (self.policy.is_quiet(r) and self._may_rest(r)):
+            elif self._can_draft_ahead(r) and (self._is_awaited(part) or not self.policy.is_quiet(r)):
                 standing.append(part)
         if standing:
             for part, seat in zip(standing, self.texts.sit(_sitter(p.request) for p in standing), strict=True):
                 part.seat = seat
 
-    def _may_rest(self, request: Request) -> bool:
-        """Nobody reads it, or nobody has to go on."""
-        return not self.drafting.reads(request) or self.policy.rests(request)
+    def _is_awaited(self, part: Planned) -> bool:
+        """Somebody reads it, and has to go on, or has only begun: then drafts may begin behind this step without a wait."""
+        return self.drafting.reads(part.request) and (part.has_prompt or not self.policy.rests(part.request))
 
     def _expect(self, flight: Flight) -> None:
         """Go on as if every request had its next token, with room for all that it may have accepted."""

@@ -16,6 +16,7 @@ from headstart.models.heads import grower
 from headstart.models.heads.eagle import Eagle3Head
 from headstart.models.paged import Device
 from headstart.models.runner import TorchRunner
+from headstart.policy.fixed import FixedPolicy
 from tests import tiny
 from tests.harness import Drafts, engine, request, run
 from tests.interpreted import test_kernel_engine
@@ -205,3 +206,22 @@ def test_drafts_behind_a_gap_are_those_of_the_host(monkeypatch) -> None:
     }
     assert len(behind) > 3 * len(rs)
     assert behind == {text: found.found[text] for text in behind}
+
+
+class Sudden(FixedPolicy):
+    """Nobody knows that it will wish for drafts before it is asked for the first time."""
+
+    def is_quiet(self, request: Request) -> bool:
+        return not request.num_output
+
+    rests = is_quiet
+
+
+def test_drafts_begin_without_a_wait_where_a_head_has_read_the_prompt() -> None:
+    e = engine(small(), CHAIN, head=eagle())
+    e.policy = Sudden(e.drafting.config, e.drafting.choices)
+    follows, can_follow = [], e._can_follow
+    e._can_follow = lambda flight, clock: follows.append(can_follow(flight, clock)) or follows[-1]  # type: ignore[method-assign]
+    rs = asked()[:2]
+    assert run(e, rs, arrivals=3) == wanted()[:2]
+    assert follows and all(follows) and sum(r.stats.drafts for r in rs) > 8

@@ -28,7 +28,7 @@ from headstart.policy.periods import Bustle, Mode, Periods, is_wild, modes_of
 from headstart.policy.readings import READING, Promise, Readings
 from headstart.policy.shares import Share, heat_of
 from headstart.policy.stretches import Kind, Seen, Stretch
-from headstart.policy.trials import PROBES, Trials, steps_of
+from headstart.policy.trials import PROBES, Trials, drafts_of, steps_of
 
 EVERY = 16  # steps for which a decision holds,
 SOON = 4  # and where requests are new
@@ -43,7 +43,7 @@ USUAL = 2e-4  # seconds of a decision, at first,
 OWED = 1  # decisions for which the time may be saved up behind them,
 LONGER = 1.5  # and how many times the last one it may be: what takes much longer was held up by something else
 TOKENS = 128.0  # of an answer, until some have been seen
-LEAST = 0.04  # a mode should bring so much more than none: its chances are guesses
+LEAST = 0.02  # a mode should bring so much more than none: its chances are guesses
 BEGIN = 0.03  # and so much more again where nobody drafts now: to begin takes a step or two
 SURELY = 0.2  # of the time of drafts is taken to be lost in a trial, whatever they should bring,
 HOPED = 1.5  # times what is thought that another shape of what drafts may bring
@@ -324,7 +324,8 @@ class AheadPolicy:
         self, guests: Sequence[Guest], members: Members, company: int, load: Load, rarely: int = 0
     ) -> dict[int, Mode]:
         """Of what was heard longest ago and can pay, in its cheapest way: for newcomers, whom a head need not join; for some
-        of those that it was asked least for; or for all, where that costs less. Not of what was heard within `rarely` steps."""
+        of those that it was asked least for; or for all: whichever costs least for each draft. Not of what was heard within
+        `rarely` steps."""
         names = {n for own in members.values() for n in own}
         if not self._trials.may_pay(names, company):
             return {}
@@ -365,7 +366,7 @@ class AheadPolicy:
             return []  # it could not pay if all of it were right
         if self._way is not None and self._way.drafter == mode.drafter and 1 + HOPED * each < gain * (1 + needs):
             return []  # nor could another shape of what drafts now, if it brought so much more than is thought
-        count = min({len(new) or 1, max(1, len(own) // 8), len(own)}, key=costs)
+        count = min({len(new) or 1, max(1, len(own) // 8), len(own)}, key=lambda n: costs(n) / drafts_of(n))
         free = self._way is None and self.outcomes.is_new(mode, guests[own[0]].heat)
         price = costs(count) + self._cost
         if not self._trials.pay(mode.drafter, price, gain, count, needs / max(each, 1e-9), free, company):

@@ -104,3 +104,8 @@ class Trials:
 def steps_of(count: int) -> int:
     """Of a trial for so many requests."""
     return min(PROBE_STEPS, 1 + -(-PROBED // count))
+
+
+def drafts_of(count: int) -> int:
+    """That it tells about."""
+    return count * (steps_of(count) - 1)
