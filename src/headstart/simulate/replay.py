@@ -161,15 +161,13 @@ class Replay:
         return self._looks // 2 * self.machine.decision(len(self._asking))
 
     def _reading(self, plan: Plan) -> float:
-        """Seconds in which drafters read prompts."""
-        each = self.machine.reading
-        return sum(
-            each[name].of(not p.request.computed, p.piece)
-            for p in plan.parts
-            if p.piece > 1
-            for name in self._chosen[p.request.id]
-            if name in each
-        )
+        """Seconds in which drafters read prompts: each those of all that come, at once."""
+        seconds = 0.0
+        for name, work in self.machine.reading.items():
+            read = [p for p in plan.parts if p.piece > 1 and name in self._chosen[p.request.id]]
+            if read:
+                seconds += work.of(any(not p.request.computed for p in read), sum(p.piece for p in read))
+        return seconds
 
     def _load(self, plan: Plan) -> Load:
         return plan.load(len(self.running), len(self.waiting), self.setting.max_batch_tokens)
