@@ -104,7 +104,6 @@ class AheadPolicy:
         self._trials = Trials()
         self._unread: list[Step | Newcomer | Request] = []  # what is still to be learned from; requests: they are over
         self._leaving = 0  # how many of those there are
-        self._learned, self._read_at = 0, -1  # steps so far, and behind how many of them a prompt was last to be read
         self._prompts = False  # the last one that was had some
         self._books: dict[str, list[int]] = {}  # for people: drafter -> steps in which it drafted, nodes
         self._heard: dict[Shape, int] = {}  # the step in which such drafts were made last,
@@ -165,10 +164,6 @@ class AheadPolicy:
         tokens = min(self._tokens, request.params.max_tokens)
         may_try = promise.mode is not None and self._trials.may_pay([promise.mode.drafter], max(1, load.num_running))
         read = self._readings.wants(promise, least, tokens, guest.heat, self._drafts, common, may_try)
-        if read:
-            self._read_at = self._learned
-        elif promise.mode is not None:  # it costs next to nothing beside another one that comes in this step
-            read = self._read_at == self._learned
         if self.periods.known:
             self._unread.append(read)
         return read
@@ -443,7 +438,7 @@ class AheadPolicy:
         """It is put aside until something depends on it: to read some steps together takes a fraction of the time."""
         if self.rehearses or not self.periods.known:
             return
-        self._steps, self._learned = self._steps + 1, self._learned + 1
+        self._steps += 1
         self._time += DECIDING * times.period
         brought = [len(v.accepted) for v in verdicts] if times.produced > len(verdicts) else None
         self._unread.append((times, requests, brought))
