@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import subprocess
 import sys
 import threading
@@ -13,6 +14,7 @@ import pytest
 
 from headstart import LLM, BadInput, ConfigError, Draft, Drafter, ModelError, RequestFailed, SamplingParams, register
 from headstart.llm import _Inbox, _Mailbox
+from headstart.loop import YOUNG
 from tests import tiny
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
@@ -453,3 +455,15 @@ def test_a_run_is_recorded_and_replayed(tmp_path) -> None:
         LLM(tiny.loaded(), record=str(path))
     with pytest.raises(BadInput, match="no folder"):
         LLM(tiny.loaded(), record=str(tmp_path / "away" / "t.jsonl"))
+
+
+def test_the_collector_looks_less_often_while_an_engine_runs() -> None:
+    before = gc.get_threshold()
+    gc.set_threshold(700, 10, 10)
+    try:
+        with LLM(tiny.loaded(), kv_memory=1 << 22) as llm:
+            llm.generate([3, 4, 5], SamplingParams(max_tokens=2))
+            assert gc.get_threshold() == (YOUNG, 10, 10)
+        assert gc.get_threshold() == (700, 10, 10)
+    finally:
+        gc.set_threshold(*before)
