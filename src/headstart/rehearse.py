@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -34,6 +34,7 @@ ROW, ROWS = (
 MOST_TOKENS = 8  # that a step may bring
 ALIKE = 1.15  # ratios of what is measured to what is known may differ by so much
 WORDS = 4000  # tokens among which words are looked for
+Mixture = tuple[int, Mode, Mode]  # how many requests; the modes of a head and of a drafter on the host
 
 
 def rehearse(engine: Engine, policy: AheadPolicy) -> bool:
@@ -57,9 +58,7 @@ def rehearse(engine: Engine, policy: AheadPolicy) -> bool:
                     known = [m for m in own if _fits(engine, m, company)]
                     _play(engine, policy, words, company, own[0].drafter, known, timed=False)
                     done(1)
-                for company, head, host in mixed:
-                    _mix(engine, policy, words, company, head, host)
-                    done(1)
+                _mix_all(engine, policy, words, mixed, done)
             return False
         policy.forget_periods()
         with bar("Measuring this device", len(sizes) * (1 + len(modes)) + len(mixed), "parts") as done:
@@ -75,9 +74,7 @@ def rehearse(engine: Engine, policy: AheadPolicy) -> bool:
                     more = _reading(engine, policy, words, company, name)
                     most = policy.periods.of(None, company)  # what takes longer than a step was something else
                     policy.periods.put_reading(name, company, min(max(0.0, more), most))
-            for company, head, host in mixed:
-                _mix(engine, policy, words, company, head, host)
-                done(1)
+            _mix_all(engine, policy, words, mixed, done)
         return True
     finally:
         policy.rehearses, policy.ordered = False, ()
@@ -186,7 +183,7 @@ def _play(
     return found
 
 
-def _mixtures(engine: Engine, modes: dict[str, list[Mode]], sizes: Sequence[int]) -> list[tuple[int, Mode, Mode]]:
+def _mixtures(engine: Engine, modes: dict[str, list[Mode]], sizes: Sequence[int]) -> list[Mixture]:
     """Companies in which a head drafts for some, in its first chains or its first trees, and another on the host for others."""
     drafters = engine.drafting.drafters
     heads = [m for name, own in modes.items() if drafters[name].needs.hidden_layers for m in _shapes(own)]
@@ -200,6 +197,14 @@ def _mixtures(engine: Engine, modes: dict[str, list[Mode]], sizes: Sequence[int]
 def _shapes(modes: Sequence[Mode]) -> list[Mode]:
     """The first that is a chain, and the first that branches."""
     return [next(own) for _, own in itertools.groupby(modes, key=lambda m: m.branches)]
+
+
+def _mix_all(
+    engine: Engine, policy: AheadPolicy, words: Sequence[int], mixed: Sequence[Mixture], done: Callable[[int], None]
+) -> None:
+    for company, head, host in mixed:
+        _mix(engine, policy, words, company, head, host)
+        done(1)
 
 
 def _mix(engine: Engine, policy: AheadPolicy, words: Sequence[int], company: int, head: Mode, host: Mode) -> None:

@@ -270,7 +270,7 @@ def test_tiles_fit_the_shared_memory(model: str, limit: str, itemsize: int) -> N
             assert (tile.rows + wide) * tile.depth * itemsize * tile.stages <= LIMITS[limit] << 10
             assert tile.stages >= 1 and all(n >= 16 and n & (n - 1) == 0 for n in (tile.rows, tile.cols, tile.depth))
             if kind == "add":
-                assert -(-cols // tile.cols) <= MOST_SQUARES and (tile.split > 1 or depth <= 2048)
+                assert -(-cols // tile.cols) <= MOST_SQUARES and (tile.split > 1) == (rows <= 16 or depth > 2048)
 
 
 def test_a_tile_that_fits_is_left_as_it_is() -> None:

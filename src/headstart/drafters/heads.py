@@ -70,7 +70,7 @@ class Trail:
 
     @property
     def waiting(self) -> int:
-        return sum([len(f) for f in self.features]) if self.features else 0
+        return sum([len(f) for f in self.features])
 
     @property
     def known(self) -> int:
@@ -169,7 +169,7 @@ class HeadDrafter(GrowingDrafter):
         """Take the features of what the target computed. Long pieces are read now, the others when a draft is asked for."""
         if hidden is None:
             for r in readings:
-                (self._trails.get(r.id) or self._begin_trail(r.id)).reached(r.start + len(r.rows))
+                self._trail(r.id).reached(r.start + len(r.rows))
             return
         if self.reads_ahead:
             over = {r.id for r in readings if r.ends and not self._waits(r.id)}
@@ -182,7 +182,7 @@ class HeadDrafter(GrowingDrafter):
         rows = torch.tensor([row for r in readings for row in r.rows], device=self.device)
         features = torch.cat([hidden[layer].index_select(0, rows) for layer in self.head.spec.taps], -1)
         for r, own in zip(readings, features.split([len(r.rows) for r in readings]), strict=True):
-            trail = self._trails.setdefault(r.id, Trail())
+            trail = self._trail(r.id)
             trail.turn_to(r.start, r.unread)
             if not self.keeps:
                 trail.reached(r.start)
@@ -193,9 +193,11 @@ class HeadDrafter(GrowingDrafter):
             return self._remember([(r.id, r.tokens, r.slots) for r in long], {r.id for r in long if r.ends})
         self._catch_up([(r.id, r.tokens, r.slots) for r in long])
 
-    def _begin_trail(self, request: str) -> Trail:
-        trail = self._trails[request] = Trail()
-        return trail
+    def _trail(self, request: str) -> Trail:
+        """A new one, where it has read nothing of this request."""
+        if request not in self._trails:
+            self._trails[request] = Trail()
+        return self._trails[request]
 
     def _waits(self, request: str) -> bool:
         return request in self._trails and self._trails[request].waiting > 0
@@ -208,7 +210,7 @@ class HeadDrafter(GrowingDrafter):
     def read_ahead(self, readings: Sequence[Reading], step: DeviceStep) -> None:
         """Entries of prompts alone: the state behind the last known token is found when a draft is asked for."""
         for r in readings:
-            trail = self._trails.setdefault(r.id, Trail())
+            trail = self._trail(r.id)
             trail.turn_to(r.start, r.unread)
             trail.reached(r.start + len(r.rows))
         self._write_down(readings, step.hidden, step.fixed)
@@ -259,7 +261,7 @@ class HeadDrafter(GrowingDrafter):
         return trail.missed.start if trail.missed else trail.read
 
     def join(self, request: str, position: int) -> None:
-        self._trails.setdefault(request, Trail()).skip_to(position)
+        self._trail(request).skip_to(position)
 
     def release(self, request: RequestView) -> None:
         self._trails.pop(request.id, None)
@@ -350,7 +352,7 @@ class HeadDrafter(GrowingDrafter):
     def _has_more(self, r: RequestView) -> bool:
         """Do features wait that the last forward did not leave? The device reads no others."""
         waiting = len(self._trails[r.id].features)
-        return waiting > 0 and (waiting > 1 or r.tokens[-1] == PENDING)
+        return waiting > 1 or (waiting == 1 and r.tokens[-1] == PENDING)
 
     @staticmethod
     def _send(sizes: tuple[int, ...], found: torch.Tensor, told: Callable[[], np.ndarray], g: DeviceGrowth) -> Draft:
