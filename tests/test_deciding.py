@@ -18,7 +18,7 @@ import pytest
 from headstart import rehearse
 from headstart.config import parse_speculative
 from headstart.core import Request, RequestSpeculation, SamplingParams, Verdict
-from headstart.policy import Load, StepTimes
+from headstart.policy import Load, StepTimes, Wish
 from headstart.policy.ahead import LOOK, AheadPolicy
 from headstart.policy.outcomes import Guest, Outcomes, Own, Survival
 from headstart.policy.periods import Bustle, Mode, Periods, modes_of
@@ -929,14 +929,60 @@ def test_a_newcomer_drafts_as_heads_promise_where_that_pays_for_it_alone(company
     assert bool(wishes[-1]) == drafts and p.rests(new) != drafts
 
 
+def test_a_newcomer_does_not_draft_as_few_did_where_there_are_many_now() -> None:
+    """One request was left, and drafted with a head. Of the many that have come since, one was read."""
+    p = policy()
+    hear(p.outcomes, CHAIN, 0.8, 200)
+    Device(p)
+    others = [Device._request("hard", i, 64) for i in range(63)]
+    p.ask([*others, Device._request("hard", 999, 64)], [{}] * 64, Load(64, 0, 0))
+    p._way, p._common, p._answers = CHAIN, CHAIN, [{}] * 64
+    p._time, p._due, p._began, p._trying = -1.0, 1 << 20, False, False
+    new = Device._request("code", 1000, 64)
+    assert not p.ask([*others, new], [{}] * 64, Load(64, 0, 0))[-1]
+    p._answers = [{"eagle3": Wish(2, 2)}] * 64  # but if the others draft, too
+    newer = Device._request("code", 1001, 64)
+    assert p.ask([*others, newer], [{}] * 64, Load(64, 0, 0))[-1]
+
+
+def test_who_comes_as_most_of_the_company_is_decided_for_whatever_that_takes() -> None:
+    p = policy()
+    hear(p.outcomes, CHAIN, 0.8, 200)
+    Device(p)
+    p._time, p._due, p._company = -1.0, 1 << 20, 3
+    wishes = p.ask([Device._request("code", i, 64) for i in range(4)], [{}] * 4, Load(4, 0, 0))
+    assert all(wishes) and p._company == 4
+
+
+def test_what_lost_is_doubted_where_most_drafted_and_is_not_read_for() -> None:
+    p = policy()
+    hear(p.outcomes, CHAIN, 0.8, 200)
+    Device(p)
+    p._way = CHAIN
+    p.periods.put_reading("eagle3", 16, 1e-5)
+    p._look_at(0.8, most=False)
+    assert not p._doubts and p._due == 0, "it is thought about, but that only some draft may be why it lost"
+    assert p.enlist(Device._request("code", 0, 64), Load(16, 0, 0))
+    for _ in range(9):
+        p._look_at(0.8, most=True)
+    p._promises.clear()
+    p._readings.saved = 0.0
+    assert not p.enlist(Device._request("code", 1, 64), Load(16, 0, 0))
+    doubt, p._steps = p._doubts["eagle3"], 160
+    requests = [Device._request("hard", i, 64) for i in range(16)]
+    p._decide(requests, [p._guest(r) for r in requests], Load(16, 0, 0))
+    assert p._doubts["eagle3"] == pytest.approx(doubt * 1.02**10), "it is forgotten by steps"
+
+
 def test_coming_and_going_counts_as_far_as_it_was_seen_with_drafts_and_without() -> None:
     bustle = Bustle()
-    bustle.add(True, 32, 2e-3, [3e-3] * 1000)
-    assert bustle.holds_up(32) == 1.0, "nobody knows whether it is the drafts"
-    bustle.add(False, 32, 1e-3, [1e-3] * 1000)
-    assert bustle.holds_up(33) == pytest.approx(1.5, abs=0.1) and bustle.holds_up(8) == 1.0
-    bustle.add(False, 32, 1e-3, [2e-3] * 3000)
-    assert bustle.holds_up(32) == 1.0, "it is no reason to draft"
+    bustle.add("eagle3", 32, 2e-3, [3e-3] * 1000)
+    assert bustle.holds_up("eagle3", 32) == 1.0, "nobody knows whether it is the drafts"
+    bustle.add(None, 32, 1e-3, [1e-3] * 1000)
+    assert bustle.holds_up("eagle3", 33) == pytest.approx(1.5, abs=0.1) and bustle.holds_up("eagle3", 8) == 1.0
+    assert bustle.holds_up("suffix", 32) == 1.0, "another drafter was not seen"
+    bustle.add(None, 32, 1e-3, [2e-3] * 3000)
+    assert bustle.holds_up("eagle3", 32) == 1.0, "it is no reason to draft"
 
 
 def test_trials_are_not_thought_about_where_there_was_far_too_little_time_lately() -> None:

@@ -34,7 +34,7 @@ EVERY = 16  # steps for which a decision holds,
 SOON = 4  # and where requests are new
 LOSING, LOSES = 16, 0.97  # steps with drafts, and of what plain ones bring, below which it is thought about anew,
 CLEARLY = 0.9  # and below which the way itself is doubted,
-DOUBTED, FORGIVEN = 0.9, 1.02  # how much less is then thought of them, and how fast that is forgotten, by decisions
+DOUBTED, FORGIVEN = 0.9, 1.02  # how much less is then thought of them, and how fast that is forgotten, in EVERY steps
 BEGINNING = 3  # steps behind a decision that tell nothing about coming and going: drafts begin or end
 TOGETHER, QUIET = 8, 64  # steps that are learned from at once, at most; and where nobody drafts
 LOOK, LOOKS = 8, 4  # drafts after which it is looked at what has just begun, and how often where it is hardly known
@@ -181,14 +181,21 @@ class AheadPolicy:
             return Promise()
         plain = self.periods.of(None, company)
         cost = max(self.periods.reading(heads[0].drafter, company), self._readings.dearer(company))
-        least = plain / self._bustle.holds_up(company)
-        gains = {m: (1 + self.outcomes.brings(m, heat)) * least / self.periods.of(m, company) for m in heads}
+        gains = {m: self._gain_of(m, heat, company, company) for m in heads}
         best = max(gains, key=gains.__getitem__)
         new = all(self.outcomes.is_new(m, heat) for m in heads)
-        alone = (
-            (1 + self.outcomes.brings(best, heat) / company) * least / (plain + self.periods.extra(best, 1, company))
-        )
-        return Promise(gains[best], plain / company, cost, new, best, alone)
+        return Promise(gains[best], plain / company, cost, new, best, self._gain_of(best, heat, 1, company))
+
+    def _gain_of(self, mode: Mode, heat: int, count: int, company: int) -> float:
+        """Times what plain steps bring, if so many of the company draft like this, and are like the others."""
+        plain, extra = self.periods.of(None, company), self.periods.extra(mode, count, company)
+        tokens = 1 + self.outcomes.brings(mode, heat) * count / company
+        return tokens * plain / (plain + extra) * self._trusted(mode.drafter, company)
+
+    def _trusted(self, drafter: str, company: int) -> float:
+        """Of what its drafts should bring, so much is believed: it may have lost lately, and behind drafts the device waits for
+        the host where requests come and go."""
+        return self._doubts.get(drafter, 1.0) / self._bustle.holds_up(drafter, company)
 
     def rests(self, request: Request) -> bool:
         mode = self._mode(request)
@@ -211,7 +218,7 @@ class AheadPolicy:
         mode = promise.mode
         if mode is None or promise.new:
             return None
-        return mode if promise.alone * self._doubts.get(mode.drafter, 1.0) > 1 + LEAST + BEGIN else None
+        return mode if promise.alone > 1 + LEAST + BEGIN else None
 
     # ------------------------------------------------------------------ whom to ask
     def ask(self, requests: Sequence[Request], proposals: Sequence[Proposals], load: Load) -> list[Wishes]:
@@ -225,6 +232,7 @@ class AheadPolicy:
             plans = self._plans
             new = [r for r in requests if r.id not in plans]
             turned = len(requests) > 2 * self._company or 2 * len(requests) < self._company
+            turned = turned or 2 * len(new) > len(requests)
             if new and load.room > 0 and not (turned or self._may_decide):
                 self._settle_in(new, len(requests), load)
                 new = []
@@ -247,12 +255,19 @@ class AheadPolicy:
         heads = {i: own for i, names in able.items() if (own := [n for n in names if n not in SOLE])}
         chosen = {i: mode for i in heads if (mode := self._at_first(new[i], guests[i], company)) is not None}
         names = {n for own in heads.values() for n in own}
+        if chosen and self._common is not None and not self._is_worth(self._common, len(chosen), company):
+            chosen = {}
         if not chosen and self._common is None and not self._trying and self._trials.may_pay(names, company):
             self._read()
             chosen = self._trial(guests, heads, company, load)
         for i, (request, nodes) in enumerate(zip(new, most, strict=True)):
             self._set(request, chosen.get(i), nodes)
         self._due = min(self._due, self._steps + SOON)
+
+    def _is_worth(self, mode: Mode, more: int, company: int) -> bool:
+        """Does it pay if so many more draft like this? It was decided on in another company, perhaps."""
+        drafting = [r for r, asked in zip(self._asked, self._answers, strict=True) if asked and r.id in self._plans]
+        return self._gain_of(mode, 0, min(company, len(drafting) + more), company) > 1
 
     def _set(self, request: Request, mode: Mode | None, most: int) -> None:
         """It drafts like this, within what it may have."""
@@ -276,7 +291,8 @@ class AheadPolicy:
         self._gone.clear()
         self._promises.clear()
         self._beginning = BEGINNING
-        self._doubts = {name: more for name, doubt in self._doubts.items() if (more := doubt * FORGIVEN) < 1}
+        forgiven = FORGIVEN ** (self._steps / EVERY)
+        self._doubts = {name: more for name, doubt in self._doubts.items() if (more := doubt * forgiven) < 1}
         self._steps, self._due, self._company, self._trying, self._fresh = 0, EVERY, len(requests), False, True
         most = self.fixed.most(requests, load)
         able = {i: self.choices(requests[i]) for i, n in enumerate(most) if n and load.room > 0 and guests[i].welcome}
@@ -379,13 +395,14 @@ class AheadPolicy:
         company = len(guests)
         plain = self.periods.of(None, company)
         least = 1 + LEAST + (0 if any(g.mode is not None for g in guests) else BEGIN)
-        found: Choice = (least * self._bustle.holds_up(company) * company / plain, None, [])
+        found: Choice = (least * company / plain, None, [])
         for modes in self._shapes(set().union(*members.values()), load.room):
             own = [i for i, names in members.items() if modes[0].drafter in names]
             worths = [self.outcomes.worths(guests[i], modes[-1]) for i in own]
             for mode in modes:
                 speed, best = self._speed(mode, worths, [guests[i].mode == mode for i in own], company)
-                speed *= self.outcomes.curiosity(mode, guests[own[best[0]]].heat) * self._doubts.get(mode.drafter, 1.0)
+                curiosity = self.outcomes.curiosity(mode, guests[own[best[0]]].heat)
+                speed *= curiosity * self._trusted(mode.drafter, company)
                 if speed > found[0]:
                     found = speed, mode, [own[k] for k in best]
         return found
@@ -483,7 +500,7 @@ class AheadPolicy:
         self.plain_steps += 0 if stretch.drafts else len(steps)
         if self._kind is not None and (not stretch.drafts or 2 * self._kind[1] > company):
             usual = self._usual(self._kind)
-            self._bustle.add(stretch.drafts, company, usual, periods[beginning:])
+            self._bustle.add(self._drafter(self._kind), company, usual, periods[beginning:])
         if self._kind is not None and stretch.drafts:
             self._compare(self._kind, told, company / plain)
         # what was before is told now: nobody came on either side of it, and to launch what is new takes the host longer
@@ -514,13 +531,14 @@ class AheadPolicy:
             if not is_wild(times.period, usual):
                 self._seen.watch(times.produced, rate * (times.period - times.policy))
         if self._seen.watched >= LOSING:
-            self._look_at(self._seen.gain())
+            self._look_at(self._seen.gain(), most=2 * kind[1] > kind[2])
 
-    def _look_at(self, gain: float) -> None:
-        """So many times what plain steps bring did the last ones with drafts. If that is less, it is thought about at once."""
+    def _look_at(self, gain: float, most: bool) -> None:
+        """So many times what plain steps bring did the last ones with drafts. If that is less, it is thought about at once.
+        Where only some drafted, that they are so few may be why."""
         if gain < LOSES:
             self._due, self._began = 0, True
-            if gain < CLEARLY and self._way is not None:
+            if gain < CLEARLY and most and self._way is not None:
                 name = self._way.drafter
                 self._doubts[name] = DOUBTED * self._doubts.get(name, 1.0)
 
@@ -547,6 +565,9 @@ class AheadPolicy:
         if kind not in usual:
             usual[kind] = self.periods.step(*self._named(kind))
         return usual[kind]
+
+    def _drafter(self, kind: Kind) -> str | None:
+        return None if kind[0] is None else self._ways[kind[0]].drafter
 
     def _named(self, kind: Kind) -> tuple[Mode | None, int, int]:
         way, count, company = kind

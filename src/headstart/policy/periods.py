@@ -169,22 +169,22 @@ class Periods:
 
 class Bustle:
     """How much longer steps take than between two of their kind: requests come and go, and then the device waits for the host,
-    behind drafts for longer than behind plain steps. For about the same company."""
+    behind drafts for longer than behind plain steps. For each drafter, and about the same company."""
 
     def __init__(self) -> None:
-        self._shares: defaultdict[tuple[bool, int], Share] = defaultdict(lambda: Share(RUSH))
+        self._shares: defaultdict[tuple[str | None, int], Share] = defaultdict(lambda: Share(RUSH))
 
-    def add(self, drafts: bool, company: int, usual: float, seconds: Sequence[float]) -> None:
-        """Steps took so long, where usually one takes `usual`; 0: nobody knows."""
+    def add(self, drafter: str | None, company: int, usual: float, seconds: Sequence[float]) -> None:
+        """Steps took so long, where usually one takes `usual`; 0: nobody knows. No drafter: plain ones."""
         if not seconds or not usual:
             return
         most = WILD * usual
         came = sum([s if s < most else most for s in seconds]) / usual
-        self._shares[drafts, about(company)].add(len(seconds), came, len(seconds))
+        self._shares[drafter, about(company)].add(len(seconds), came, len(seconds))
 
-    def holds_up(self, company: int) -> float:
-        """How many times longer it takes steps with drafts than plain ones, as far as both have been seen."""
-        drafts, plain = self._shares[True, about(company)], self._shares[False, about(company)]
+    def holds_up(self, drafter: str, company: int) -> float:
+        """How many times longer it takes steps with its drafts than plain ones, as far as both have been seen."""
+        drafts, plain = self._shares[drafter, about(company)], self._shares[None, about(company)]
         seen = min(drafts.expected, plain.expected)
         if not seen:
             return 1.0
