@@ -23,6 +23,7 @@ from headstart.policy.ahead import LOOK, AheadPolicy
 from headstart.policy.outcomes import Guest, Outcomes, Own, Survival
 from headstart.policy.periods import Bustle, Mode, Periods, modes_of
 from headstart.policy.readings import STRANGERS, Readings
+from headstart.policy.shares import Share
 from headstart.policy.store import Store
 from headstart.policy.trials import PROBES, Trials, drafts_of
 from headstart.shapes import within
@@ -960,18 +961,63 @@ def test_what_lost_is_doubted_where_most_drafted_and_is_not_read_for() -> None:
     Device(p)
     p._way = CHAIN
     p.periods.put_reading("eagle3", 16, 1e-5)
-    p._look_at(0.8, most=False)
+    p._look_at(0.8, 1, 16)
     assert not p._doubts and p._due == 0, "it is thought about, but that only some draft may be why it lost"
     assert p.enlist(Device._request("code", 0, 64), Load(16, 0, 0))
     for _ in range(9):
-        p._look_at(0.8, most=True)
+        p._look_at(0.8, 16, 16)
     p._promises.clear()
     p._readings.saved = 0.0
     assert not p.enlist(Device._request("code", 1, 64), Load(16, 0, 0))
-    doubt, p._steps = p._doubts["eagle3"], 160
+    assert p._trusted("eagle3", 4) == 1.0, "it is another thing in other company"
+    doubt, p._steps = p._trusted("eagle3", 16), 160
     requests = [Device._request("hard", i, 64) for i in range(16)]
     p._decide(requests, [p._guest(r) for r in requests], Load(16, 0, 0))
-    assert p._doubts["eagle3"] == pytest.approx(doubt * 1.02**10), "it is forgotten by steps"
+    assert p._trusted("eagle3", 16) == pytest.approx(doubt * 1.02**10), "it is forgotten by steps"
+
+
+def test_answers_that_were_cut_off_do_not_tell_that_answers_are_short() -> None:
+    def answered(p: AheadPolicy, count: int, tokens: int, reason: str) -> float:
+        for i in range(count):
+            request = Device._request("code", i, tokens)
+            request.tokens, request.finish_reason = [*request.tokens, *[1] * tokens], reason
+            p.release(request)
+        return p._tokens_of(128)
+
+    assert policy()._tokens_of(128) == pytest.approx(100, abs=2)
+    assert answered(policy(), 50, 24, "length") > 120, "nobody knows how long they would have been"
+    assert answered(policy(), 50, 24, "stop") == pytest.approx(24, abs=2)
+    assert answered(policy(), 50, 24, "abort") == policy()._tokens_of(128), "somebody went"
+    assert policy()._tokens_of(1) == pytest.approx(1, abs=0.01)
+
+
+def test_prompts_are_read_for_all_or_for_nobody_where_it_does_not_pay_for_one_alone() -> None:
+    p = policy()
+    hear(p.outcomes, CHAIN, 0.6, 200)
+    Device(p)
+    promise = p._promised(("eagle3",), 0, 32)
+    assert promise.alone < 1 < promise.gain
+    saves = promise.seconds * (1 - 1 / promise.gain)
+    p.periods.put_reading("eagle3", 32, 64 * saves)  # it comes back with answers of 64 tokens and more
+    p._promises.clear()
+    p._readings.saved = -1e9
+    p._ends = Share(0.0, 1e9, 1.0)
+    for usual, read in ((128, True), (32, False)):
+        p._usual_tokens = usual
+        lengths = (40, 100, 400)
+        assert [p.enlist(Device._request("code", n, n), Load(32, 0, 0)) for n in lengths] == [read] * 3
+    p._usual_tokens = 128.0
+    assert not p.enlist(Device._request("code", 1, 1), Load(32, 0, 0)), "reading takes longer than all of it"
+
+
+def test_what_drafts_for_few_of_many_take_says_little_about_drafts_for_most() -> None:
+    periods = policy().periods
+    few, most = periods.extra(CHAIN, 2, 16), periods.extra(CHAIN, 15, 16)
+    for _ in range(200):
+        periods.learn(CHAIN, 2, 16, periods.of(None, 16) + 2 * few)
+    assert periods.extra(CHAIN, 2, 16) == pytest.approx(2 * few, rel=0.05)
+    assert most < periods.extra(CHAIN, 15, 16) < 1.1 * most
+    assert periods.extra(CHAIN, 16, 16) == periods.of(CHAIN, 16) - periods.of(None, 16)
 
 
 def test_coming_and_going_counts_as_far_as_it_was_seen_with_drafts_and_without() -> None:

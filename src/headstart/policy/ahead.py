@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 import time
 from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any, cast
@@ -26,13 +27,13 @@ from headstart.policy.fixed import FixedPolicy
 from headstart.policy.outcomes import Guest, Outcomes
 from headstart.policy.periods import Bustle, Mode, Periods, is_wild, modes_of
 from headstart.policy.readings import READING, Promise, Readings
-from headstart.policy.shares import Share, heat_of
+from headstart.policy.shares import Share, about, heat_of
 from headstart.policy.stretches import Kind, Seen, Stretch
 from headstart.policy.trials import PROBES, Trials, drafts_of, steps_of
 
 EVERY = 16  # steps for which a decision holds,
 SOON = 4  # and where requests are new
-LOSING, LOSES = 16, 0.97  # steps with drafts, and of what plain ones bring, below which it is thought about anew,
+LOSING, LOSES = 6, 0.97  # steps with drafts, and of what plain ones bring, below which it is thought about anew,
 CLEARLY = 0.9  # and below which the way itself is doubted,
 DOUBTED, FORGIVEN = 0.9, 1.02  # how much less is then thought of them, and how fast that is forgotten, in EVERY steps
 BEGINNING = 3  # steps behind a decision that tell nothing about coming and going: drafts begin or end
@@ -42,7 +43,8 @@ DECIDING = 0.003  # share of the time that decisions may take: with many request
 USUAL = 2e-4  # seconds of a decision, at first,
 OWED = 1  # decisions for which the time may be saved up behind them,
 LONGER = 1.5  # and how many times the last one it may be: what takes much longer was held up by something else
-TOKENS = 128.0  # of an answer, until some have been seen
+TOKENS = 256.0  # behind which an answer ends by itself, until some have been seen,
+ENDS = 0.05  # and how fast that is learned, by answers
 LEAST = 0.02  # a mode should bring so much more than none: its chances are guesses
 BEGIN = 0.03  # and so much more again where nobody drafts now: to begin takes a step or two
 SURELY = 0.2  # of the time of drafts is taken to be lost in a trial, whatever they should bring,
@@ -93,7 +95,7 @@ class AheadPolicy:
         self._answers: list[Wishes] = []  # and what was wished for them,
         self._drafts = False  # if anything was
         self._company = 0  # at the last decision
-        self._doubts: dict[str, float] = {}  # times what is thought of drafters that have lost lately
+        self._doubts: dict[tuple[str, int], float] = {}  # times what is thought of drafters that have lost, by company
         self._stretch, self._seen = Stretch(), Seen()
         self._fresh = True  # the next step that is read is the first behind a decision,
         self._beginning = 0  # and how many of the next ones are still about to begin
@@ -108,7 +110,8 @@ class AheadPolicy:
         self._books: dict[str, list[int]] = {}  # for people: drafter -> steps in which it drafted, nodes
         self._heard: dict[Shape, int] = {}  # the step in which such drafts were made last,
         self._now = 0  # of so many
-        self._tokens = TOKENS
+        self._ends = Share(ENDS, TOKENS, 1.0)  # of the tokens of answers, those that one ended at by itself,
+        self._usual_tokens = TOKENS / 2  # and how many the answers of newcomers should have
         self._last = 1
         self._shares = [0.0, 0.0]  # seconds of deciding, and of all; they fade
 
@@ -161,12 +164,20 @@ class AheadPolicy:
         promise = self._promised(names, guest.heat, max(1, load.num_running))
         common = self._common is not None
         least = 1 + LEAST + (0 if common else BEGIN)
-        tokens = min(self._tokens, request.params.max_tokens)
+        tokens = self._tokens_of(request.params.max_tokens)
+        self._usual_tokens += ENDS * (tokens - self._usual_tokens)
+        if promise.alone < least and tokens * promise.seconds > promise.cost:
+            tokens = self._usual_tokens  # it pays for all of them or for nobody
         may_try = promise.mode is not None and self._trials.may_pay([promise.mode.drafter], max(1, load.num_running))
         read = self._readings.wants(promise, least, tokens, guest.heat, self._drafts, common, may_try)
         if self.periods.known:
             self._unread.append(read)
         return read
+
+    def _tokens_of(self, most: int) -> float:
+        """An answer that may have so many: it ends by itself at each of them as often as others did."""
+        ends = self._ends.value(weight=0.0)
+        return -math.expm1(-ends * most) / ends if ends else most
 
     def _promised(self, names: Sequence[str], heat: int, company: int) -> Promise:
         """By heads, to a request like the others."""
@@ -195,7 +206,7 @@ class AheadPolicy:
     def _trusted(self, drafter: str, company: int) -> float:
         """Of what its drafts should bring, so much is believed: it may have lost lately, and behind drafts the device waits for
         the host where requests come and go."""
-        return self._doubts.get(drafter, 1.0) / self._bustle.holds_up(drafter, company)
+        return self._doubts.get((drafter, about(company)), 1.0) / self._bustle.holds_up(drafter, company)
 
     def rests(self, request: Request) -> bool:
         mode = self._mode(request)
@@ -292,7 +303,7 @@ class AheadPolicy:
         self._promises.clear()
         self._beginning = BEGINNING
         forgiven = FORGIVEN ** (self._steps / EVERY)
-        self._doubts = {name: more for name, doubt in self._doubts.items() if (more := doubt * forgiven) < 1}
+        self._doubts = {like: more for like, doubt in self._doubts.items() if (more := doubt * forgiven) < 1}
         self._steps, self._due, self._company, self._trying, self._fresh = 0, EVERY, len(requests), False, True
         most = self.fixed.most(requests, load)
         able = {i: self.choices(requests[i]) for i, n in enumerate(most) if n and load.room > 0 and guests[i].welcome}
@@ -401,8 +412,9 @@ class AheadPolicy:
             worths = [self.outcomes.worths(guests[i], modes[-1]) for i in own]
             for mode in modes:
                 speed, best = self._speed(mode, worths, [guests[i].mode == mode for i in own], company)
-                curiosity = self.outcomes.curiosity(mode, guests[own[best[0]]].heat)
-                speed *= curiosity * self._trusted(mode.drafter, company)
+                if 2 * len(best) > company:  # few of many are no way to find out: that is what trials are for
+                    speed *= self.outcomes.curiosity(mode, guests[own[best[0]]].heat)
+                speed *= self._trusted(mode.drafter, company)
                 if speed > found[0]:
                     found = speed, mode, [own[k] for k in best]
         return found
@@ -531,16 +543,16 @@ class AheadPolicy:
             if not is_wild(times.period, usual):
                 self._seen.watch(times.produced, rate * (times.period - times.policy))
         if self._seen.watched >= LOSING:
-            self._look_at(self._seen.gain(), most=2 * kind[1] > kind[2])
+            self._look_at(self._seen.gain(), kind[1], kind[2])
 
-    def _look_at(self, gain: float, most: bool) -> None:
+    def _look_at(self, gain: float, count: int, company: int) -> None:
         """So many times what plain steps bring did the last ones with drafts. If that is less, it is thought about at once.
         Where only some drafted, that they are so few may be why."""
         if gain < LOSES:
             self._due, self._began = 0, True
-            if gain < CLEARLY and most and self._way is not None:
-                name = self._way.drafter
-                self._doubts[name] = DOUBTED * self._doubts.get(name, 1.0)
+            if gain < CLEARLY and 2 * count > company and self._way is not None:
+                like = self._way.drafter, about(company)
+                self._doubts[like] = DOUBTED * self._doubts.get(like, 1.0)
 
     def _begin(self, times: StepTimes, requests: Sequence[Request]) -> Stretch:
         """A step that does not repeat the last one."""
@@ -590,7 +602,7 @@ class AheadPolicy:
 
     def release(self, request: Request) -> None:
         if request.finish_reason in ("stop", "length") and not self.rehearses:
-            self._tokens += 0.05 * (request.num_output - self._tokens)
+            self._ends.add(request.num_output, request.finish_reason == "stop")
         self._plans.pop(request.id, None)
         self._unread.append(request)
         self._leaving += request.id in self._guests

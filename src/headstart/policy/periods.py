@@ -56,7 +56,7 @@ class Periods:
     def __init__(self) -> None:
         self._points: dict[Key, dict[int, float]] = {}
         self._table: dict[Key, list[float]] = {}  # for 0, 1, ... requests, as real steps have moved it
-        self._few: dict[Key, float] = {}  # times what is thought of drafts for some, as real steps tell
+        self._few: dict[Key, float] = {}  # times what is thought of drafts for few of many, as real steps tell
         self._scale = 1.0
         self._met: defaultdict[tuple[Key, int], int] = defaultdict(int)  # real steps, by mode and about which company
         self._reading: dict[str, dict[int, float]] = {}  # by drafter and company,
@@ -104,7 +104,7 @@ class Periods:
         for n in counts:
             own, usual = scale * (table[n] - plain[n]), n * share
             own = own if own > usual else usual
-            out.append((own if own > 0.0 else 0.0) * (few if n < company else 1.0))
+            out.append((own if own > 0.0 else 0.0) * few ** (1 - n / company))
         return out
 
     def step(self, mode: Key, count: int, company: int) -> float:
@@ -122,7 +122,8 @@ class Periods:
         if mode is not None and count < company:
             plain, extra = self.of(None, company), self.extra(mode, count, company)
             more = max(seconds - plain, LITTLE * extra) / extra if extra else 1.0
-            self._few[mode] = min(MOST, max(1 / MOST, self._few[mode] * more ** (1 - (1 - FOLLOW) ** steps)))
+            moves = (1 - count / company) * (1 - (1 - FOLLOW) ** steps)
+            self._few[mode] = min(MOST, max(1 / MOST, self._few[mode] * more**moves))
             return
         finds = mode is None or mode.drafter not in WEIGHTLESS  # others do not always have something to say
         shift = SHIFT if finds else 0.0

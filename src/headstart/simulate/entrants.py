@@ -95,7 +95,7 @@ def _rehearsed(policy: AheadPolicy, machine: Machine, noise: Noise) -> AheadPoli
         for company in COMPANIES:
             policy.periods.put(mode, company, _median(noise, machine.step(mode, company)))
     for name, work in machine.reading.items():
-        policy.periods.put_reading(name, 1, _median(noise, work.of(1, PROMPT)))
+        policy.periods.put_reading(name, 1, _median(noise, work.of(1, PROMPT) + machine.changing))
     return policy
 
 

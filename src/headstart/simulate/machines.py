@@ -29,6 +29,7 @@ class Machine:
     reading: Mapping[str, Work] = field(default_factory=dict)
     # of a decision about who drafts, by requests, where the machine drafts before anyone has seen the drafts; None: it does not
     deciding: Work | None = None
+    changing: float = 0.0  # of a step in which requests come or go, where somebody drafts or a head reads
 
     @property
     def ahead(self) -> bool:
@@ -79,6 +80,7 @@ def _presets() -> Iterator[Machine]:
         around=1.5e-4,
         reading={"eagle3": Work(4e-4, 2e-7)},
         deciding=Work(2.5e-4, 1.5e-5),
+        changing=4e-4,
     )
     yield Machine(
         "h200",
@@ -100,6 +102,7 @@ def _presets() -> Iterator[Machine]:
         around=1.5e-4,
         reading={"eagle3": Work(1.2e-4, 2e-7)},
         deciding=Work(4e-4, 1.5e-5),
+        changing=4e-4,
     )
     yield Machine(
         "node",
@@ -130,6 +133,7 @@ def read_machine(name: str) -> Machine:
             around=_seconds(kept.get("around", 0.0)),
             reading={str(n): _work(w, "prompt", "token") for n, w in kept.get("reading", {}).items()},
             deciding=_work(kept["deciding"], "decision", "request") if "deciding" in kept else None,
+            changing=_seconds(kept.get("changing", 0.0)),
         )
     except (OSError, KeyError, TypeError, ValueError, AttributeError) as error:
         what = f"{error} is missing" if isinstance(error, KeyError) else error

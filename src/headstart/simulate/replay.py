@@ -85,7 +85,12 @@ class Replay:
         self._looks = 0  # of the policy at its clock, in this step,
         self._asking: list[Request] = []  # and for whom
         self._resting: set[str] = set()  # requests that heads have left alone: they have to join again
-        self._asked: list[Wishes] = []  # what drafters were asked for at first, in this step
+        self._asked: list[Wishes] = []  # what drafters were asked for at first, in this step,
+        self._before: tuple[list[str], list[Wishes], bool] = (
+            [],
+            [],
+            False,
+        )  # and in the last one, for whom; any drafts?
         self.clock, self.out = 0.0, Outcome(entrant.name)
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
@@ -133,7 +138,8 @@ class Replay:
         ready = plan.ready
         rows, reach = self._rows(plan, trees)
         target, drafting = self.machine.forward(plan, rows, reach), sum(e.seconds for e in errands)
-        deciding, reading = self._thought, self._reading(plan)
+        reading = self._reading(plan)
+        deciding, reading = self._in_sight(plan, self._thought, reading, any(map(len, trees)))
         self._account(drafting + reading, target, deciding, errands)
         verdicts = [self._verdict(p.request, t) for p, t in zip(ready, trees, strict=True)]
         self._commit(plan, trees, verdicts)
@@ -168,6 +174,17 @@ class Replay:
             if read:
                 seconds += work.of(any(not p.request.computed for p in read), sum(p.piece for p in read))
         return seconds
+
+    def _in_sight(self, plan: Plan, deciding: float, reading: float, drafts: bool) -> tuple[float, float]:
+        """What of this the device waits for. While a step repeats the last one, it is decided behind the device's back. Where
+        requests come or go, and not all is plain, the host needs longer than the device."""
+        there, (were, asked, drafted) = [p.request.id for p in plan.parts], self._before
+        self._before = there, self._asked, drafts
+        changes = there != were or plan.num_prefill_tokens > 0
+        if self.machine.ahead and not changes and asked == self._asked:
+            deciding = 0.0
+        busy = drafts or drafted or reading > 0
+        return deciding, reading + (self.machine.changing if changes and busy else 0.0)
 
     def _load(self, plan: Plan) -> Load:
         return plan.load(len(self.running), len(self.waiting), self.setting.max_batch_tokens)
