@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from headstart.policy.fixed import FixedPolicy
 from headstart.policy.goodput import GoodputPolicy
 from headstart.policy.periods import Mode
 from headstart.policy.recording import Recording
+from headstart.scheduler import Plan, Planned
 from headstart.simulate.answers import FIRST_TOKEN, Answers
 from headstart.simulate.entrants import Entrant
 from headstart.simulate.machines import PRESETS, Machine, read_machine
@@ -105,9 +107,11 @@ def test_costs_come_from_a_file_or_by_name(tmp_path: Path):
     assert not mine.ahead and not mine.reading
     kept["reading"] = {"eagle3": {"seconds_by_prompt": 0.5, "seconds_by_token": 0.25}}
     kept["deciding"] = {"seconds_by_decision": 0.5, "seconds_by_request": 0.125}
+    kept["changing"] = 0.25
     (tmp_path / "mine.json").write_text(json.dumps(kept))
     mine = read_machine(str(tmp_path / "mine.json"))
     assert mine.ahead and mine.deciding.of(1, 4) == 1.0 and mine.reading["eagle3"].of(1, 10) == 3.0
+    assert mine.changing == 0.25
     for key in ("reading", "deciding"):
         (tmp_path / "mine.json").write_text(json.dumps(kept | {key: {"eagle3": {"seconds": 1}}}))
         with pytest.raises(BadInput, match="is missing"):
@@ -235,6 +239,36 @@ def test_what_deciding_and_reading_take_is_counted():
     assert own.asked["eagle3"] and own.times["draft"] < 0.1 * own.seconds
     _, read = replay(steady(0.0, 200, prompt=30), "auto", AHEAD)
     assert read.times["draft"] == pytest.approx(own.times["draft"] + 0.003, abs=0.002), "one token is not read"
+
+
+def test_a_decision_that_changes_nothing_is_made_behind_the_devices_back():
+    seconds = {}
+    for deciding in (0.0, 0.004):
+        own = Replay(steady(0.9, 200), [], Entrant.parse("ahead"), AHEAD, Setting())
+        request = Request([1], SamplingParams(), 0, id="0")
+        request.computed = 1
+        plan = Plan()
+        plan.add(Planned(request, 1, True))
+        own._asked = [{}]
+        seconds[deciding] = [own._in_sight(plan, deciding, 0.0, drafts=False)[0] for _ in range(2)]
+        own._asked = [{"eagle3": Wish(2, 2)}]
+        seconds[deciding].append(own._in_sight(plan, deciding, 0.0, drafts=True)[0])
+    assert seconds == {0.0: [0.0] * 3, 0.004: [0.004, 0.0, 0.004]}, "somebody came, nothing, somebody begins to draft"
+
+
+def test_coming_and_going_takes_longer_where_not_all_is_plain():
+    slow = replace(AHEAD, changing=0.5)
+    (plain, own), (same, slower) = (replay(_three(), "fixed:eagle3:2", machine) for machine in (AHEAD, slow))
+    assert plain == same
+    assert slower.steps == own.steps
+    assert slower.seconds - own.seconds == pytest.approx(3 * 0.5), "all come, and two leave the others"
+    rehearsed = Replay(steady(0.5), [], Entrant.parse("auto"), slow, Setting()).policy.periods
+    assert rehearsed.reading("eagle3", 4) == pytest.approx(0.503), "that is what a rehearsal would find"
+
+
+def _three() -> Trace:
+    """Requests that end one behind the other."""
+    return Trace(tuple(Arrival(0.0, 30, n, {"eagle3": Skill(((0.0, 0.5),))}) for n in (5, 10, 15)), 1)
 
 
 def test_it_finds_out_what_pays_where_drafts_are_not_seen():
