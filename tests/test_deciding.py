@@ -25,6 +25,7 @@ from headstart.policy.periods import Bustle, Mode, Periods, modes_of
 from headstart.policy.readings import STRANGERS, Readings
 from headstart.policy.shares import Share
 from headstart.policy.store import Store
+from headstart.policy.stretches import Watch
 from headstart.policy.trials import PROBES, Trials, drafts_of
 from headstart.shapes import within
 from tests import harness, tiny
@@ -944,6 +945,8 @@ def test_a_newcomer_does_not_draft_as_few_did_where_there_are_many_now() -> None
     p._answers = [{"eagle3": Wish(2, 2)}] * 64  # but if the others draft, too
     newer = Device._request("code", 1001, 64)
     assert p.ask([*others, newer], [{}] * 64, Load(64, 0, 0))[-1]
+    p._answers = [{"ngram": Wish(3, 3)}] * 64  # and not in another way
+    assert not p.ask([*others, Device._request("code", 1002, 64)], [{}] * 64, Load(64, 0, 0))[-1]
 
 
 def test_who_comes_as_most_of_the_company_is_decided_for_whatever_that_takes() -> None:
@@ -959,14 +962,23 @@ def test_what_lost_is_doubted_where_most_drafted_and_is_not_read_for() -> None:
     p = policy()
     hear(p.outcomes, CHAIN, 0.8, 200)
     Device(p)
-    p._way = CHAIN
     p.periods.put_reading("eagle3", 16, 1e-5)
-    p._look_at(0.8, 1, 16)
-    assert not p._doubts and p._due == 0, "it is thought about, but that only some draft may be why it lost"
+    p._ways.append(CHAIN)
+
+    def look(steps: int, count: int) -> None:
+        p._due, watch = 9, Watch()
+        for _ in range(steps):
+            watch.add(count, 16, 20.0)
+        p._look_at(watch, (0, count, 16))
+        assert p._due == 0, "it is thought about"
+
+    look(16, 1)
+    assert not p._doubts, "but that only some draft may be why it lost"
+    look(3, 16)
+    assert not p._doubts, "and these were too few steps"
     assert p.enlist(Device._request("code", 0, 64), Load(16, 0, 0))
     for _ in range(9):
-        p._look_at(0.8, 16, 16)
-    p._promises.clear()
+        look(8, 16)
     p._readings.saved = 0.0
     assert not p.enlist(Device._request("code", 1, 64), Load(16, 0, 0))
     assert p._trusted("eagle3", 4) == 1.0, "it is another thing in other company"
@@ -1018,6 +1030,11 @@ def test_what_drafts_for_few_of_many_take_says_little_about_drafts_for_most() ->
     assert periods.extra(CHAIN, 2, 16) == pytest.approx(2 * few, rel=0.05)
     assert most < periods.extra(CHAIN, 15, 16) < 1.1 * most
     assert periods.extra(CHAIN, 16, 16) == periods.of(CHAIN, 16) - periods.of(None, 16)
+    periods = policy().periods
+    for _ in range(2000):
+        periods.learn(CHAIN, 15, 16, periods.of(None, 16) + 1.25 * most)
+    assert periods.extra(CHAIN, 15, 16) == pytest.approx(1.25 * most, rel=0.1), "and of most is learned as of all"
+    assert periods.extra(CHAIN, 2, 16) < 1.5 * few
 
 
 def test_coming_and_going_counts_as_far_as_it_was_seen_with_drafts_and_without() -> None:

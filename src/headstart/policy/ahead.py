@@ -28,13 +28,13 @@ from headstart.policy.outcomes import Guest, Outcomes
 from headstart.policy.periods import Bustle, Mode, Periods, is_wild, modes_of
 from headstart.policy.readings import READING, Promise, Readings
 from headstart.policy.shares import Share, about, heat_of
-from headstart.policy.stretches import Kind, Seen, Stretch
+from headstart.policy.stretches import Kind, Seen, Stretch, Watch
 from headstart.policy.trials import PROBES, Trials, drafts_of, steps_of
 
 EVERY = 16  # steps for which a decision holds,
 SOON = 4  # and where requests are new
-LOSING, LOSES = 6, 0.97  # steps with drafts, and of what plain ones bring, below which it is thought about anew,
-CLEARLY = 0.9  # and below which the way itself is doubted,
+LOSING, LOSES = 6, 0.97  # steps with drafts, and of what plain ones bring, below which it is thought about anew;
+CLEARLY, LONG, MANY = 0.9, 16, 64  # and below which, over so many steps or drafts, the way itself is doubted,
 DOUBTED, FORGIVEN = 0.9, 1.02  # how much less is then thought of them, and how fast that is forgotten, in EVERY steps
 BEGINNING = 3  # steps behind a decision that tell nothing about coming and going: drafts begin or end
 TOGETHER, QUIET = 8, 64  # steps that are learned from at once, at most; and where nobody drafts
@@ -96,7 +96,7 @@ class AheadPolicy:
         self._drafts = False  # if anything was
         self._company = 0  # at the last decision
         self._doubts: dict[tuple[str, int], float] = {}  # times what is thought of drafters that have lost, by company
-        self._stretch, self._seen = Stretch(), Seen()
+        self._stretch, self._seen, self._watch = Stretch(), Seen(), Watch()
         self._fresh = True  # the next step that is read is the first behind a decision,
         self._beginning = 0  # and how many of the next ones are still about to begin
         self._kind: Kind | None = None  # of the last step, where that is known,
@@ -164,8 +164,8 @@ class AheadPolicy:
         promise = self._promised(names, guest.heat, max(1, load.num_running))
         common = self._common is not None
         least = 1 + LEAST + (0 if common else BEGIN)
-        tokens = self._tokens_of(request.params.max_tokens)
-        self._usual_tokens += ENDS * (tokens - self._usual_tokens)
+        tokens = self._tokens_of(request.limit - len(request.prompt) if request.limit else request.params.max_tokens)
+        self._usual_tokens += ENDS * (tokens - self._usual_tokens) if guest.welcome else 0.0
         if promise.alone < least and tokens * promise.seconds > promise.cost:
             tokens = self._usual_tokens  # it pays for all of them or for nobody
         may_try = promise.mode is not None and self._trials.may_pay([promise.mode.drafter], max(1, load.num_running))
@@ -266,7 +266,11 @@ class AheadPolicy:
         heads = {i: own for i, names in able.items() if (own := [n for n in names if n not in SOLE])}
         chosen = {i: mode for i in heads if (mode := self._at_first(new[i], guests[i], company)) is not None}
         names = {n for own in heads.values() for n in own}
-        if chosen and self._common is not None and not self._is_worth(self._common, len(chosen), company):
+        if (
+            chosen
+            and self._common is not None
+            and not self._is_worth(self._common, [guests[i] for i in chosen], company)
+        ):
             chosen = {}
         if not chosen and self._common is None and not self._trying and self._trials.may_pay(names, company):
             self._read()
@@ -275,10 +279,11 @@ class AheadPolicy:
             self._set(request, chosen.get(i), nodes)
         self._due = min(self._due, self._steps + SOON)
 
-    def _is_worth(self, mode: Mode, more: int, company: int) -> bool:
-        """Does it pay if so many more draft like this? It was decided on in another company, perhaps."""
-        drafting = [r for r, asked in zip(self._asked, self._answers, strict=True) if asked and r.id in self._plans]
-        return self._gain_of(mode, 0, min(company, len(drafting) + more), company) > 1
+    def _is_worth(self, mode: Mode, more: Sequence[Guest], company: int) -> bool:
+        """Does it pay if these draft like this, too? It was decided on in another company, perhaps."""
+        drafting = [r for r, wish in zip(self._asked, self._answers, strict=True) if mode.drafter in wish]
+        count = min(company, len(more) + sum(r.id in self._plans for r in drafting))
+        return sum(self._gain_of(mode, guest.heat, count, company) for guest in more) > len(more)
 
     def _set(self, request: Request, mode: Mode | None, most: int) -> None:
         """It drafts like this, within what it may have."""
@@ -312,6 +317,8 @@ class AheadPolicy:
             chosen = {i: own[0] for i, own in ways.items() if own}
         else:
             before, chosen = self._way, self._choose(guests, able, load)
+            if self._way != before:
+                self._watch = Watch()
             self._began = self._begins(before, guests, chosen, second)
             if self._began and self._due == EVERY:
                 self._due = max(SOON, -(-LOOK // max(1, len(chosen))))
@@ -541,18 +548,22 @@ class AheadPolicy:
         usual = self._usual(kind)
         for times in told:
             if not is_wild(times.period, usual):
-                self._seen.watch(times.produced, rate * (times.period - times.policy))
-        if self._seen.watched >= LOSING:
-            self._look_at(self._seen.gain(), kind[1], kind[2])
+                self._watch.add(kind[1], times.produced, rate * (times.period - times.policy))
+        if self._watch.steps >= LOSING:
+            self._look_at(self._watch, kind)
 
-    def _look_at(self, gain: float, count: int, company: int) -> None:
-        """So many times what plain steps bring did the last ones with drafts. If that is less, it is thought about at once.
-        Where only some drafted, that they are so few may be why."""
-        if gain < LOSES:
+    def _look_at(self, watch: Watch, kind: Kind) -> None:
+        """If the last steps with drafts brought less than plain ones would have, it is thought about at once. The drafter is
+        doubted if there were many, and not where only some drafted: that they are so few may be why."""
+        _, count, company = kind
+        drafter, long = self._drafter(kind), watch.steps >= LONG or watch.drafts >= MANY
+        if watch.gain < LOSES:
             self._due, self._began = 0, True
-            if gain < CLEARLY and 2 * count > company and self._way is not None:
-                like = self._way.drafter, about(company)
-                self._doubts[like] = DOUBTED * self._doubts.get(like, 1.0)
+        if long:
+            self._watch = Watch()
+            if watch.gain < CLEARLY and 2 * count > company and drafter is not None and not self._trying:
+                self._doubts[drafter, about(company)] = DOUBTED * self._doubts.get((drafter, about(company)), 1.0)
+                self._promises.clear()
 
     def _begin(self, times: StepTimes, requests: Sequence[Request]) -> Stretch:
         """A step that does not repeat the last one."""

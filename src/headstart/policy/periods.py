@@ -114,22 +114,23 @@ class Periods:
         return self.of(None, company) + (self.extra(mode, count, company) if mode is not None else 0.0)
 
     def learn(self, mode: Key, count: int, company: int, seconds: float, steps: int = 1) -> None:
-        """Of so many real steps of this company, of whom so many drafted, on average. Where only some did, that tells what
-        drafts for some take."""
+        """Of so many real steps of this company, of whom so many drafted, on average. Where few did, that tells what drafts for
+        few take."""
         usual = self.step(mode, count, company)
         if is_wild(seconds, usual):
             return
-        if mode is not None and count < company:
+        share = 1.0 if mode is None else count / company
+        if mode is not None and 2 * count <= company:
             plain, extra = self.of(None, company), self.extra(mode, count, company)
             more = max(seconds - plain, LITTLE * extra) / extra if extra else 1.0
-            moves = (1 - count / company) * (1 - (1 - FOLLOW) ** steps)
+            moves = (1 - share) * (1 - (1 - FOLLOW) ** steps)
             self._few[mode] = min(MOST, max(1 / MOST, self._few[mode] * more**moves))
             return
         finds = mode is None or mode.drafter not in WEIGHTLESS  # others do not always have something to say
         shift = SHIFT if finds else 0.0
         follow = max(FOLLOW, 1 / (SURE + self._met[mode, about(company)]))
         self._met[mode, about(company)] += steps
-        moves = (1 - (1 - shift - follow) ** steps) / (shift + follow)
+        moves = share * (1 - (1 - shift - follow) ** steps) / (shift + follow)
         self._scale *= (seconds / usual) ** (moves * shift)
         times, table = (seconds / usual) ** (moves * follow), self._table[mode]
         table = table + [_beyond(table, n) for n in range(len(table), company + 1)]

@@ -48,6 +48,25 @@ class Stretch:
 
 
 @dataclass
+class Watch:
+    """Over steps with drafts, whether they lose."""
+
+    steps: int = 0
+    drafts: int = 0
+    came: int = 0  # tokens,
+    instead: float = 0.0  # and those of plain steps in the same time
+
+    def add(self, drafts: int, came: int, instead: float) -> None:
+        self.steps, self.drafts = self.steps + 1, self.drafts + drafts
+        self.came, self.instead = self.came + came, self.instead + instead
+
+    @property
+    def gain(self) -> float:
+        """Times what plain steps bring."""
+        return self.came / self.instead
+
+
+@dataclass
 class Seen:
     """What was not learned yet."""
 
@@ -63,9 +82,6 @@ class Seen:
         default_factory=lambda: defaultdict(lambda: [0, 0.0])
     )  # steps, seconds
     usual: dict[Kind, float] = field(default_factory=dict)  # seconds of such a step, as was thought
-    watched: int = 0  # steps with drafts since that was looked at last,
-    came: int = 0  # their tokens,
-    instead: float = 0.0  # and those of plain steps in the same time
 
     def count(self, stretch: Stretch, steps: Sequence[Sequence[int]]) -> None:
         """Drafts of these steps were so large."""
@@ -81,16 +97,6 @@ class Seen:
     def add(self, steps: int, seconds: float, deciding: float, produced: int, expected: float) -> None:
         self.steps, self.seconds, self.deciding = self.steps + steps, self.seconds + seconds, self.deciding + deciding
         self.produced, self.expected = self.produced + produced, self.expected + expected
-
-    def watch(self, came: int, instead: float) -> None:
-        """A step with drafts."""
-        self.watched, self.came, self.instead = self.watched + 1, self.came + came, self.instead + instead
-
-    def gain(self) -> float:
-        """Over plain steps, since this was asked last."""
-        gain = self.came / self.instead
-        self.watched, self.came, self.instead = 0, 0, 0.0
-        return gain
 
     def tell(self, kind: Kind, seconds: Sequence[float]) -> None:
         """Steps that nothing came before or behind, and so long did each take."""

@@ -105,6 +105,7 @@ class Replay:
 
     def _arrive(self) -> None:
         if not self.waiting and not self.running:
+            self._before = ([], [], False)  # nothing of it is under way any more
             self.clock = max(self.clock, self._coming[0][1].source.arrival)
         while self._coming and self._coming[0][1].source.arrival <= self.clock:
             number, answers = self._coming.popleft()
