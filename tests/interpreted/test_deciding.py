@@ -118,7 +118,7 @@ def test_a_rehearsal_measures_every_mode_and_leaves_nothing(monkeypatch) -> None
     assert {m.drafter for m in known} == {"ngram", "suffix", "eagle3"} and policy.periods.known
     assert all(policy.periods.of(m, n) > 0 for m in [None, *known] for n in (1, 2, 7))
     assert set(policy.periods._reading) == {"eagle3"} and set(policy.periods._reading["eagle3"]) == {2}
-    assert policy._tokens == ahead.TOKENS, "texts that were made up are no answers"
+    assert policy._ends == AheadPolicy(policy.config, policy.choices)._ends, "texts that were made up are no answers"
     monkeypatch.setattr(rehearse, "ALIKE", 1e6)
     assert not rehearse.rehearse(e, policy), "what is known still holds"
     assert run(e, asked(6)) == [text[:6] for text in wanted(LONG)]
