@@ -165,7 +165,8 @@ class AheadPolicy:
         common = self._common is not None
         least = 1 + LEAST + (0 if common else BEGIN)
         tokens = self._tokens_of(request.limit - len(request.prompt) if request.limit else request.params.max_tokens)
-        self._usual_tokens += ENDS * (tokens - self._usual_tokens) if guest.welcome else 0.0
+        if guest.welcome:
+            self._usual_tokens += ENDS * (tokens - self._usual_tokens)
         if promise.alone < least and tokens * promise.seconds > promise.cost:
             tokens = self._usual_tokens  # it pays for all of them or for nobody
         may_try = promise.mode is not None and self._trials.may_pay([promise.mode.drafter], max(1, load.num_running))
@@ -242,8 +243,8 @@ class AheadPolicy:
                 return self._answers
             plans = self._plans
             new = [r for r in requests if r.id not in plans]
-            turned = len(requests) > 2 * self._company or 2 * len(requests) < self._company
-            turned = turned or 2 * len(new) > len(requests)
+            few, many = sorted((len(requests), self._company))
+            turned = many > 2 * few or 2 * len(new) > len(requests)
             if new and load.room > 0 and not (turned or self._may_decide):
                 self._settle_in(new, len(requests), load)
                 new = []
@@ -266,11 +267,7 @@ class AheadPolicy:
         heads = {i: own for i, names in able.items() if (own := [n for n in names if n not in SOLE])}
         chosen = {i: mode for i in heads if (mode := self._at_first(new[i], guests[i], company)) is not None}
         names = {n for own in heads.values() for n in own}
-        if (
-            chosen
-            and self._common is not None
-            and not self._is_worth(self._common, [guests[i] for i in chosen], company)
-        ):
+        if self._common is not None and not self._is_worth(self._common, [guests[i] for i in chosen], company):
             chosen = {}
         if not chosen and self._common is None and not self._trying and self._trials.may_pay(names, company):
             self._read()
@@ -556,14 +553,16 @@ class AheadPolicy:
         """If the last steps with drafts brought less than plain ones would have, it is thought about at once. The drafter is
         doubted if there were many, and not where only some drafted: that they are so few may be why."""
         _, count, company = kind
-        drafter, long = self._drafter(kind), watch.steps >= LONG or watch.drafts >= MANY
+        drafter = self._drafter(kind)
         if watch.gain < LOSES:
             self._due, self._began = 0, True
-        if long:
-            self._watch = Watch()
-            if watch.gain < CLEARLY and 2 * count > company and drafter is not None and not self._trying:
-                self._doubts[drafter, about(company)] = DOUBTED * self._doubts.get((drafter, about(company)), 1.0)
-                self._promises.clear()
+        if watch.steps < LONG and watch.drafts < MANY:
+            return
+        self._watch = Watch()
+        if watch.gain < CLEARLY and 2 * count > company and drafter is not None and not self._trying:
+            like = drafter, about(company)
+            self._doubts[like] = DOUBTED * self._doubts.get(like, 1.0)
+            self._promises.clear()
 
     def _begin(self, times: StepTimes, requests: Sequence[Request]) -> Stretch:
         """A step that does not repeat the last one."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from headstart import tree
 from headstart.config import HEADS, SpeculativeConfig
@@ -66,6 +66,14 @@ class Outcome:
         return vars(self) | {"ratio": self.ratio, "tokens_per_second": self.tokens_per_second, "wasted": self.wasted}
 
 
+class Before(NamedTuple):
+    """The last step."""
+
+    there: Sequence[str] = ()  # requests,
+    asked: Sequence[Wishes] = ()  # what drafters were asked for, for those that were ready,
+    drafts: bool = False  # and if there were any
+
+
 class Replay:
     """One trace, one policy: continuous batching, pieces of prompts, drafts, verdicts; as the engine does it."""
 
@@ -85,12 +93,8 @@ class Replay:
         self._looks = 0  # of the policy at its clock, in this step,
         self._asking: list[Request] = []  # and for whom
         self._resting: set[str] = set()  # requests that heads have left alone: they have to join again
-        self._asked: list[Wishes] = []  # what drafters were asked for at first, in this step,
-        self._before: tuple[list[str], list[Wishes], bool] = (
-            [],
-            [],
-            False,
-        )  # and in the last one, for whom; any drafts?
+        self._asked: list[Wishes] = []  # what drafters were asked for at first, in this step
+        self._before = Before()
         self.clock, self.out = 0.0, Outcome(entrant.name)
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
@@ -105,7 +109,7 @@ class Replay:
 
     def _arrive(self) -> None:
         if not self.waiting and not self.running:
-            self._before = ([], [], False)  # nothing of it is under way any more
+            self._before = Before()  # nothing of it is under way any more
             self.clock = max(self.clock, self._coming[0][1].source.arrival)
         while self._coming and self._coming[0][1].source.arrival <= self.clock:
             number, answers = self._coming.popleft()
@@ -139,8 +143,7 @@ class Replay:
         ready = plan.ready
         rows, reach = self._rows(plan, trees)
         target, drafting = self.machine.forward(plan, rows, reach), sum(e.seconds for e in errands)
-        reading = self._reading(plan)
-        deciding, reading = self._in_sight(plan, self._thought, reading, any(map(len, trees)))
+        deciding, reading = self._in_sight(plan, self._thought, self._reading(plan), any(map(len, trees)))
         self._account(drafting + reading, target, deciding, errands)
         verdicts = [self._verdict(p.request, t) for p, t in zip(ready, trees, strict=True)]
         self._commit(plan, trees, verdicts)
@@ -179,12 +182,12 @@ class Replay:
     def _in_sight(self, plan: Plan, deciding: float, reading: float, drafts: bool) -> tuple[float, float]:
         """What of this the device waits for. While a step repeats the last one, it is decided behind the device's back. Where
         requests come or go, and not all is plain, the host needs longer than the device."""
-        there, (were, asked, drafted) = [p.request.id for p in plan.parts], self._before
-        self._before = there, self._asked, drafts
-        changes = there != were or plan.num_prefill_tokens > 0
-        if self.machine.ahead and not changes and asked == self._asked:
+        before, now = self._before, Before([p.request.id for p in plan.parts], self._asked, drafts)
+        self._before = now
+        changes = now.there != before.there or plan.num_prefill_tokens > 0
+        if self.machine.ahead and not changes and now.asked == before.asked:
             deciding = 0.0
-        busy = drafts or drafted or reading > 0
+        busy = drafts or before.drafts or reading > 0
         return deciding, reading + (self.machine.changing if changes and busy else 0.0)
 
     def _load(self, plan: Plan) -> Load:
