@@ -490,9 +490,12 @@ class HeadDrafter(GrowingDrafter):
         unpack(growths, self.head.logits(level, state))
 
     def _best(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
-        """The likeliest token of each row: all that a greedy chain needs to know."""
+        """The likeliest token of each row: all that a greedy chain needs to know, unless a policy asks how sure it is."""
         best = torch.tensor(argmax(logits), device=logits.device)[:, None]
-        return best if self.targets is None else self.targets[best], torch.ones(len(best), 1), None
+        sure = torch.ones(len(best), 1)
+        if self.config.policy != "fixed":
+            sure = (logits.gather(1, best).float() - logits.float().logsumexp(-1, keepdim=True)).exp()
+        return best if self.targets is None else self.targets[best], sure, None
 
     def _own_slots(self, index: int, count: int) -> np.ndarray:
         """Of the request with this number in the proposal."""

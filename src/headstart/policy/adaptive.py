@@ -46,7 +46,8 @@ REPRICE, NEAR = 8, 32  # steps, and tokens of context, for which a price holds
 STRANGERS = 4  # requests that are read before it is known what drafters take
 SCOUTS = 8  # of so many requests that are not worth reading along, one is followed all the same,
 RARELY = 64  # and of so many, where that was in vain
-PLAIN_EVERY = 128  # steps with drafts after which a plain one is taken, to know what drafts bring
+PLAIN_EVERY = 128  # steps with drafts after which a plain one is taken, to know what drafts bring,
+PLAIN_SOON = 8  # and where it is not known what their rows cost
 REACH = 32  # rows that are looked at for the cheapest way to add some
 COUNTS = np.arange(1, 1 + REACH)
 DEEPEST = 8  # tokens that a model is asked for at once
@@ -121,6 +122,7 @@ class AdaptivePolicy:
         self.books: dict[str, Book] = {}
         self.plain_steps = 0
         self._since_plain = 0
+        self._rows = 0  # of the last step with drafts
         self._last = (1, 0.0)  # requests and context of the last step
         self._shares = [0.0, 0.0]  # seconds of deciding, and of all; they fade
         self._asking: dict[str, float] = {}  # tokens that asking costs, in this step
@@ -221,7 +223,7 @@ class AdaptivePolicy:
             self._proves = self._idle >= IDLE and self._doubts(len(requests), load)
             if self._proves:  # so no node is left out because it cannot pay
                 self._least = 0.0
-            if self._since_plain >= PLAIN_EVERY and not load.num_prefill_tokens:
+            if self._since_plain >= self._patience(len(requests)):
                 return nobody  # what drafts bring is told against plain steps, so now and then one is taken
             self._asking = {name: self._price_of_asking(name, load) for name in WEIGHTLESS}
             due = {name for name in WEIGHTLESS if self._is_due(name, requests, load)}
@@ -230,10 +232,15 @@ class AdaptivePolicy:
                 return wishes
         return self._dear(requests, proposals, most, load) or nobody
 
+    def _patience(self, company: int) -> int:
+        """Steps with drafts until a plain one is due: sooner where it is not known what their rows cost, more than those of a
+        plain one."""
+        return PLAIN_EVERY if self.costs.is_sure(company, max(0, self._rows - company)) else PLAIN_SOON
+
     def _doubts(self, rows: int, load: Load) -> bool:
         """Shall a row or two more be verified that do not seem to pay? Else nobody would notice that they cost less than was
         thought."""
-        if load.num_prefill_tokens or self.costs.is_sure(rows + PROVED):
+        if load.num_prefill_tokens or self.costs.is_sure(rows, PROVED):
             return False
         cost = self.costs.of(rows + PROVED, load.context) - self.costs.of(rows, load.context)
         return self._proofs >= cost
@@ -476,20 +483,21 @@ class AdaptivePolicy:
         if self._promised:  # what is chosen because it seems likely is likely to be overrated
             self.word.add(self._promised, times.produced - len(requests))
             self._promised = 0.0
+        self.costs.learn(times.num_tokens, times.target, times.reach, times.num_prefill_tokens)
+        is_plain = times.num_tokens - times.num_prefill_tokens == len(requests)
+        self._since_plain = 0 if is_plain else self._since_plain + 1
+        self._rows = self._rows if is_plain else times.num_tokens
         if times.num_prefill_tokens or not requests:
             return
         if self._proved:
             usual = self.costs.of(self._proved, times.reach / max(1, times.num_tokens))
             self._proofs, self._proved = max(0.0, self._proofs - max(0.0, times.target - usual)), 0
-        self.costs.learn(times.num_tokens, times.target, times.reach)
         drafting = sum(e.seconds for e in times.errands)
         self._around[bool(times.errands)].add(max(0.0, times.period - times.target - drafting))
         plain = self.plain_seconds(len(requests), times.reach / max(1, times.num_tokens))
         self.yields.add(len(requests) * times.period / plain, times.produced)
-        is_plain = times.num_tokens == len(requests)
         self._idle = self._idle + 1 if is_plain else 0
         self.plain_steps += is_plain
-        self._since_plain = 0 if is_plain else self._since_plain + 1
         self._last = len(requests), times.reach / max(1, times.num_tokens)
         self._shares = [0.99 * a + b for a, b in zip(self._shares, (times.policy, times.period), strict=True)]
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import time
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -23,37 +24,53 @@ ROWS = (1, 2, 4, 8, 16, 32, 64, 3, 5, 6, 7, 9, 10, 12, 24, 48, 13, 17, 20, 28, 4
 CONTEXT, FAR = 128, 1024  # tokens behind which rows are measured; and once more, for what context costs
 FAR_ROWS = 8
 CHECKED = (1, 2, 4, FAR_ROWS)  # rows with which costs of before are compared
-FOLLOW, SHIFT = 0.08, 0.25  # how far one step moves its own number of rows, and all of them: a machine is slow for all
-NEAR = 0.6 ** np.abs(np.arange(-6, 7))  # and how much of that those around its own
-STALE = 200  # steps after which a number of rows is not sure any more,
-AFRESH = 0.5  # and how far the next step moves it then
+NOISE = 0.04  # how far single steps differ from what such steps take, as a share of it; and how unsure one is of
+POINT = 0.1  # a number of rows that was measured when the model was loaded,
+OCTAVE = 0.25  # and more with each doubling beyond the last of those;
+DRIFT = 0.015  # how much the whole machine becomes faster or slower from step to step,
+WEAR = 0.0035  # and single numbers of rows
+LOGITS = 0.1  # what rows of prompts take less than others, which have logits: a guess, and how unsure it is
+SURE = 0.04  # the price of more rows is known, where one is no less sure of it than this, as a share of the step
+BEYOND = (1.25, 1.5, 2, 3, 4, 8, 16)  # points behind the last that was measured, in times of its rows
 MOST = 1024  # rows that are told apart
-WILD = 3.0  # a step that took so many times what was expected tells nothing, since somebody else used the machine
+WILD = 3.0  # a step that took so many times what was expected tells nothing, since somebody else used the machine,
+STAYS = 4  # unless so many do
 ALIKE = 1.25  # times of today and of before that differ by no more than this, one like the other, are the same curve
 RECENT = 0.95  # what is left of a drafter's past, after one more errand
 
 
 class Costs:
-    """Seconds of a forward of n rows behind so many tokens of context each."""
+    """Seconds of a forward of n rows behind so many tokens of context each: a line through points, times how slow the whole
+    machine is now.
+
+    Each step tells something of both. Which of them was wrong depends on how sure one is of each: a Kalman filter over the
+    machine, what rows of prompts take less, and all points, in shares of what they are. So what drafts cost is learned while
+    all steps have drafts, too, and not mistaken for a machine that has become slow."""
 
     def __init__(self, points: Mapping[int, float] | None = None, reach: float = 0.0) -> None:
         self.known = bool(points)
         self.reach = reach  # seconds for one row and one token of its context
         self._scale = 1.0
-        self._table = _line(points) if points else np.ones(MOST + 1)
-        self._steps = 0
-        self._heard = np.zeros(MOST + 1, np.int64)  # after how many steps each number of rows was met last
+        self._logits = LOGITS
+        self._rows, self._seconds = _line(points or {1: 1.0})
+        self._drawn = np.array(self._rows), np.array(self._seconds)  # the same for many at once
+        self._unsure = _doubts(self._rows, min(max(ROWS), max(points or {1: 1.0})))
+        self._own_unsure = self._unsure.ravel()[:: len(self._unsure) + 1]  # of each by itself
+        self._most_unsure = self._own_unsure.copy()
+        self._wear = np.array([DRIFT**2, *(WEAR**2 for _ in self._own_unsure[1:])])
+        self._wild = 0  # steps in a row that took far too long
 
-    def is_sure(self, rows: int) -> bool:
-        """Was it met lately?"""
-        return self._steps - self._heard[min(rows, MOST)] < STALE
+    def is_sure(self, rows: int, more: int) -> bool:
+        """Is it known what so many rows more would cost?"""
+        fewer = ((i, -weight) for i, weight in self._parts(rows))
+        parts = [*self._parts(rows + more), *fewer]
+        return sum(v * w * self._unsure[i, j] for i, v in parts for j, w in parts) < SURE**2
 
     def at(self, rows: np.ndarray, context: float = 0.0) -> np.ndarray:
         """For many numbers of rows."""
-        capped = np.minimum(rows, MOST)
-        out = self._table[capped]
+        out = np.interp(rows, *self._drawn)
         if rows.size and rows.max() > MOST:
-            out = out + (self._table[MOST] - self._table[MOST - 1]) * (rows - capped)
+            out += self._steepness(len(self._rows) - 1) * np.maximum(0, rows - MOST)
         return (out + self.reach * context * rows) * self._scale
 
     def span(self, rows: int, count: int, context: float = 0.0) -> np.ndarray:
@@ -61,27 +78,48 @@ class Costs:
         return self.at(np.arange(rows, rows + count), context)
 
     def of(self, rows: int, context: float = 0.0) -> float:
-        if rows > MOST:
-            return float(self.at(np.array([rows]), context)[0])
-        return float(self._table[rows] + self.reach * context * rows) * self._scale
+        right = self._right(rows)
+        seconds = self._seconds[right] + (rows - self._rows[right]) * self._steepness(right)
+        return float(seconds + self.reach * context * rows) * self._scale
 
-    def learn(self, rows: int, seconds: float, reach: float = 0.0) -> None:
-        """A real forward took so long, with so many tokens of context before all its rows together."""
+    def _right(self, rows: int) -> int:
+        """The point to the right of so many rows, or the last."""
+        return min(max(1, bisect_left(self._rows, rows)), len(self._rows) - 1)
+
+    def _steepness(self, right: int) -> float:
+        """Seconds of a row, left of this point."""
+        return (self._seconds[right] - self._seconds[right - 1]) / (self._rows[right] - self._rows[right - 1])
+
+    def learn(self, rows: int, seconds: float, reach: float = 0.0, prompt: int = 0) -> None:
+        """A real forward took so long, with so many tokens of context before all its rows together, of which so many were
+        those of prompts."""
         if not self.known:
-            self._table *= seconds / self._table[min(rows, MOST)]
+            self._scale = seconds / self.of(rows)
             self.known = True
-        ratio = seconds / max(self.of(rows, reach / max(1, rows)), 1e-9)
-        self._steps += 1
-        if ratio < WILD and rows <= MOST:
-            ratio = max(ratio, 1 / WILD)
-            sure, side = self.is_sure(rows), len(NEAR) // 2
-            low, high = max(0, rows - side), min(MOST, rows + side)
-            near = NEAR[low - rows + side : high - rows + side + 1]
-            moves = FOLLOW if sure else np.where(self._steps - self._heard[low : high + 1] >= STALE, AFRESH, FOLLOW)
-            self._table[low : high + 1] *= ratio ** (near * moves)
-            self._scale *= ratio**SHIFT if sure else 1.0
-            if sure or 1 / ALIKE < ratio < ALIKE:  # else one step is not enough
-                self._heard[rows] = self._steps
+        share = prompt / max(1, rows)
+        expected = self.of(rows, reach / max(1, rows)) * (1 - self._logits * share)
+        ratio = seconds / max(expected, 1e-9)
+        self._wild = self._wild + 1 if ratio >= WILD else 0
+        if rows > MOST or 0 < self._wild < STAYS:
+            return
+        parts = [(0, 1.0), (1, -share / (1 - self._logits * share)), *self._parts(rows, reach)]
+        spread = sum(weight * self._unsure[i] for i, weight in parts)
+        believed = spread / (sum(weight * spread[i] for i, weight in parts) + NOISE**2)
+        self._unsure -= believed[:, None] * spread
+        np.minimum(self._own_unsure + self._wear, self._most_unsure, out=self._own_unsure)
+        wrong = math.log(min(WILD, max(ratio, 1 / WILD)))
+        self._scale *= math.exp(believed[0] * wrong)
+        self._logits = min(0.5, max(0.0, self._logits + believed[1] * wrong))
+        self._drawn = self._drawn[0], self._drawn[1] * np.exp(believed[2:] * wrong)
+        self._seconds = self._drawn[1].tolist()
+
+    def _parts(self, rows: int, reach: float = 0.0) -> list[tuple[int, float]]:
+        """The points that have to do with a forward of so many rows, by their place in what one is unsure of, and how much."""
+        right = self._right(min(rows, MOST))
+        share = (min(rows, MOST) - self._rows[right - 1]) / (self._rows[right] - self._rows[right - 1])
+        both = (1 - share) * self._seconds[right - 1], share * self._seconds[right]
+        whole = sum(both) + self.reach * reach
+        return [(1 + right, both[0] / whole), (2 + right, both[1] / whole)]
 
     def scale(self, factor: float) -> None:
         """The whole machine is so many times as slow."""
@@ -89,7 +127,7 @@ class Costs:
 
     def to_dict(self) -> dict[str, Any]:
         """As a file keeps it."""
-        points = {str(n): float(self._table[n] * self._scale) for n in (*sorted(ROWS), 96, 128, 256, 512, MOST)}
+        points = {str(n): self._scale * s for n, s in zip(self._rows, self._seconds, strict=True) if n}
         return {"seconds_by_rows": points, "seconds_by_row_and_context": self.reach * self._scale}
 
     @staticmethod
@@ -101,13 +139,25 @@ class Costs:
         return Costs(points, reach)
 
 
-def _line(points: Mapping[int, float]) -> np.ndarray:
-    """Seconds for 0 to MOST rows: a line through the points, and on at the price of the last rows."""
-    x = np.array(sorted(points), float)
-    y = np.array([points[int(n)] for n in x])
-    rows = np.arange(MOST + 1)
-    slope = max(0.0, (y[-1] - y[-2]) / (x[-1] - x[-2])) if len(x) > 1 else 0.0
-    return np.interp(rows, x, y) + slope * np.maximum(0.0, rows - x[-1])
+def _line(points: Mapping[int, float]) -> tuple[list[int], list[float]]:
+    """Numbers of rows from 0 to MOST, and their seconds: the points, and on at what the last rows cost, or those of the upper
+    half of the points if that is more: one point may have been disturbed."""
+    x = sorted(points)
+    y = [points[n] for n in x]
+    half = max(0, bisect_right(x, x[-1] / 2) - 1)
+    slope = max(0.0, *((y[-1] - y[i]) / (x[-1] - x[i]) for i in (half, -2))) if len(x) > 1 else 0.0
+    more = sorted({n for by in (*BEYOND, MOST) if (n := min(MOST, int(by * x[-1]))) > x[-1]})
+    return [0, *x, *more], [y[0], *y, *(y[-1] + slope * (n - x[-1]) for n in more)]
+
+
+def _doubts(rows: Sequence[int], last: int) -> np.ndarray:
+    """How unsure one is of the machine, of prompts, and of each point, and what they have to do with each other: how far a
+    line that goes on behind the last point is wrong, it is wrong for all that lies further."""
+    out = np.zeros((2 + len(rows), 2 + len(rows)))
+    beyond = OCTAVE**2 * np.log2(np.maximum(np.array(rows), last) / last)
+    out[2:, 2:] = np.diag(np.full(len(rows), POINT**2)) + np.minimum(beyond[:, None], beyond[None, :])
+    out[0, 0], out[1, 1] = POINT**2, LOGITS**2
+    return out
 
 
 # ------------------------------------------------------------------ drafters
