@@ -102,6 +102,21 @@ class Found:
         return out
 
 
+@dataclass
+class Answer:
+    """For whom a drafter with weights is worth its time, and how deep."""
+
+    requests: list[str]
+    name: str
+    depth: int
+    hopes: dict[int, float]  # tokens that it may add, for each of them that it is asked for
+
+    def holds(self, requests: Sequence[Request], proposals: Sequence[Proposals]) -> bool:
+        """For the next step too: the same requests, and nobody else has anything to say for those that it is asked for."""
+        spoken = any(len(draft) for i in self.hopes if i < len(proposals) for draft in proposals[i].values())
+        return not spoken and self.requests == [r.id for r in requests]
+
+
 class AdaptivePolicy:
     cuts, quiet = True, False
 
@@ -132,7 +147,8 @@ class AdaptivePolicy:
         self._use: dict[tuple[str, int], float] = {}  # share of tokens that drafters with weights brought, by heat
         self._prices: dict[tuple[int, ...], tuple[float, float]] = {}
         self._age = 0  # steps since they were told
-        self._rest = 0  # steps for which no drafter with weights is thought about
+        self._rest = 0  # steps for which no drafter with weights is thought about, since
+        self._answer: Answer | None = None  # this holds
         self._bill = 0.0  # of this step's question in vain
         self._purse = 0.0  # seconds saved up for questions in vain,
         self._proofs = 0.0  # and for rows,
@@ -223,8 +239,8 @@ class AdaptivePolicy:
             self._proves = self._idle >= IDLE and self._doubts(len(requests), load)
             if self._proves:  # so no node is left out because it cannot pay
                 self._least = 0.0
-            if self._since_plain >= self._patience(len(requests)):
-                return nobody  # what drafts bring is told against plain steps, so now and then one is taken
+            if self._wants_plain(len(requests)):
+                return nobody
             self._asking = {name: self._price_of_asking(name, load) for name in WEIGHTLESS}
             due = {name for name in WEIGHTLESS if self._is_due(name, requests, load)}
             wishes = [self._free(r, n, load, due) if n else {} for r, n in zip(requests, most, strict=True)]
@@ -232,10 +248,12 @@ class AdaptivePolicy:
                 return wishes
         return self._dear(requests, proposals, most, load) or nobody
 
-    def _patience(self, company: int) -> int:
-        """Steps with drafts until a plain one is due: sooner where it is not known what their rows cost, more than those of a
-        plain one."""
-        return PLAIN_EVERY if self.costs.is_sure(company, max(0, self._rows - company)) else PLAIN_SOON
+    def _wants_plain(self, company: int) -> bool:
+        """Is a plain step due? What drafts bring is told against such steps, and where it is not known what the rows of drafts
+        cost, one tells most."""
+        if self._since_plain < PLAIN_SOON or self._since_plain >= PLAIN_EVERY:
+            return self._since_plain >= PLAIN_EVERY
+        return not self.costs.is_sure(company, max(0, self._rows - company))
 
     def _doubts(self, rows: int, load: Load) -> bool:
         """Shall a row or two more be verified that do not seem to pay? Else nobody would notice that they cost less than was
@@ -291,11 +309,12 @@ class AdaptivePolicy:
     def _dear(
         self, requests: Sequence[Request], proposals: Sequence[Proposals], most: Sequence[int], load: Load
     ) -> list[Wishes] | None:
-        """The drafter with weights that is worth most now, for whom and how deep; or one that should be heard again. After a
-        clear no, nobody thinks about it for some steps."""
+        """The drafter with weights that is worth most now, for whom and how deep; or one that should be heard again. A clear
+        answer holds for some steps."""
         if self._rest:
             self._rest -= 1
-            return None
+            if not self._answer or self._answer.holds(requests, proposals):
+                return self._wish(self._answer, requests, most)
         found = self._find(requests, proposals)
         able: dict[str, list[int]] = {}
         for i, request in enumerate(requests):
@@ -306,18 +325,25 @@ class AdaptivePolicy:
         for name, members in able.items():
             best = max(best, self._worth(name, members, requests, found, load), key=lambda b: b[0])
         worth, name, members, depth = best
-        if worth > LEAST * len(members):
+        pays = worth > LEAST * len(members)
+        if pays:
             depth += depth < self._deepest and not self.beliefs.is_tried(name, depth + 1)
             members = sorted({*members, *self._passengers(name, able[name], requests, load)})
         else:
             name, members, depth = self._probe(able, requests)
-        if not members:
-            self._rest = REST if worth <= 0 else 0
+        hopes = {i: float(self._net(requests[i], name, found[i])[:depth].sum()) for i in members}
+        self._answer = Answer([r.id for r in requests], name, depth, hopes) if members else None
+        is_clear = self.beliefs.is_tried(name, depth) if pays else worth <= 0 and not members
+        self._rest = REST if is_clear else 0
+        return self._wish(self._answer, requests, most)
+
+    def _wish(self, answer: Answer | None, requests: Sequence[Request], most: Sequence[int]) -> list[Wishes] | None:
+        if answer is None:
             return None
         wishes: list[Wishes] = [{} for _ in requests]
-        for i in members:
-            self._hoped[requests[i].id, name] = float(self._net(requests[i], name, found[i])[:depth].sum())
-            wishes[i] = {name: Wish(min(depth * self._branches, most[i]), depth)}
+        for i, hope in answer.hopes.items():
+            self._hoped[requests[i].id, answer.name] = hope
+            wishes[i] = {answer.name: Wish(min(answer.depth * self._branches, most[i]), answer.depth)}
         return wishes
 
     def _worth(
@@ -431,11 +457,11 @@ class AdaptivePolicy:
 
     def _count(self, chances: list[float], company: int, load: Load) -> int:
         """How many nodes, likeliest first, are worth most after what their rows cost."""
-        tokens = min(1.0, self.word.value()) * np.concatenate([[0.0], np.cumsum(chances)])
-        seconds = self.costs.span(company + load.num_prefill_tokens, len(tokens), load.context)
-        worth = tokens - ROW_MARGIN * self._rate(company, load) * (seconds - seconds[0])
+        before = company + load.num_prefill_tokens
+        seconds = self.costs.span(before + 1, len(chances), load.context) - self.costs.of(before, load.context)
+        worth = min(1.0, self.word.value()) * np.cumsum(chances) - ROW_MARGIN * self._rate(company, load) * seconds
         best = int(worth.argmax())
-        return best if worth[best] > LEAST else 0
+        return best + 1 if worth[best] > LEAST else 0
 
     def _note(self, request: Request, proposals: Proposals, found: Found, kept: list[int]) -> None:
         """What asking has brought, drafter by drafter; and what was hoped of it."""

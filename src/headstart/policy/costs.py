@@ -31,6 +31,7 @@ DRIFT = 0.015  # how much the whole machine becomes faster or slower from step t
 WEAR = 0.0035  # and single numbers of rows
 LOGITS = 0.1  # what rows of prompts take less than others, which have logits: a guess, and how unsure it is
 SURE = 0.04  # the price of more rows is known, where one is no less sure of it than this, as a share of the step
+TOGETHER, NEW = 4, 64  # steps that are read together, once so many have been read one by one
 BEYOND = (1.25, 1.5, 2, 3, 4, 8, 16)  # points behind the last that was measured, in times of its rows
 MOST = 1024  # rows that are told apart
 WILD = 3.0  # a step that took so many times what was expected tells nothing, since somebody else used the machine,
@@ -59,6 +60,8 @@ class Costs:
         self._most_unsure = self._own_unsure.copy()
         self._wear = np.array([DRIFT**2, *(WEAR**2 for _ in self._own_unsure[1:])])
         self._wild = 0  # steps in a row that took far too long
+        self._steps: list[tuple[int, float, float, int]] = []  # that are not read yet,
+        self._read = 0  # and how many are
 
     def is_sure(self, rows: int, more: int) -> bool:
         """Is it known what so many rows more would cost?"""
@@ -92,7 +95,16 @@ class Costs:
 
     def learn(self, rows: int, seconds: float, reach: float = 0.0, prompt: int = 0) -> None:
         """A real forward took so long, with so many tokens of context before all its rows together, of which so many were
-        those of prompts."""
+        those of prompts. Later some are read together: one by one takes three times as long, since nothing of it is in the
+        processor's caches."""
+        self._steps.append((rows, seconds, reach, prompt))
+        if self._read < NEW or len(self._steps) >= TOGETHER:
+            for step in self._steps:
+                self._learn(*step)
+            self._read += len(self._steps)
+            self._steps.clear()
+
+    def _learn(self, rows: int, seconds: float, reach: float, prompt: int) -> None:
         if not self.known:
             self._scale = seconds / self.of(rows)
             self.known = True
@@ -103,7 +115,7 @@ class Costs:
         if rows > MOST or 0 < self._wild < STAYS:
             return
         parts = [(0, 1.0), (1, -share / (1 - self._logits * share)), *self._parts(rows, reach)]
-        spread = sum(weight * self._unsure[i] for i, weight in parts)
+        spread = np.array([weight for _, weight in parts]) @ self._unsure[[i for i, _ in parts]]
         believed = spread / (sum(weight * spread[i] for i, weight in parts) + NOISE**2)
         self._unsure -= believed[:, None] * spread
         np.minimum(self._own_unsure + self._wear, self._most_unsure, out=self._own_unsure)
