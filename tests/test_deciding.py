@@ -19,7 +19,7 @@ from headstart import rehearse
 from headstart.config import parse_speculative
 from headstart.core import Request, RequestSpeculation, SamplingParams, Verdict
 from headstart.policy import Load, StepTimes, Wish
-from headstart.policy.ahead import LOOK, AheadPolicy
+from headstart.policy.ahead import LOOK, PASSED, QUIET, AheadPolicy
 from headstart.policy.outcomes import Guest, Outcomes, Own, Survival
 from headstart.policy.periods import Bustle, Mode, Periods, modes_of
 from headstart.policy.readings import STRANGERS, Readings
@@ -277,6 +277,20 @@ def test_steps_that_repeat_one_another_are_learned_together_as_one_by_one() -> N
         p.outcomes.digest(p._gone, p._ways, len(took))
     general = [p.outcomes.general(CHAIN, 0) for p in (one, all_)]
     assert general[0] == pytest.approx(general[1]) and general[0][0] > 0.9 and general[0][1] < 0.1
+
+
+def test_plain_steps_that_are_passed_over_count_and_a_change_is_noticed_all_the_same() -> None:
+    p, requests, asked = policy(), [Device._request("code", i, 1 << 20) for i in range(4)], [{}] * 4
+    plain, count = p.periods.of(None, 4), QUIET + PASSED // 2
+    for _ in range(count):
+        p.learn(StepTimes(0, 0, 0, 0, 4, period=plain, produced=4, asked=asked), requests, [Verdict([], 7)] * 4)
+    assert p._passing == PASSED - PASSED // 2
+    p._learn_seen()
+    assert p.plain_steps == p._now == count, "those that nobody looked at, too"
+    for _ in range(20 * (QUIET + PASSED)):
+        p.learn(StepTimes(0, 0, 0, 0, 4, period=2 * plain, produced=4, asked=asked), requests, [Verdict([], 7)] * 4)
+    p._learn_seen()
+    assert p.periods.of(None, 4) == pytest.approx(2 * plain, rel=0.1)
 
 
 def test_those_that_a_head_could_serve_one_day_are_read_now_and_then_beside_others_that_draft() -> None:

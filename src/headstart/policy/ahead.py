@@ -28,7 +28,7 @@ from headstart.policy.outcomes import Guest, Outcomes
 from headstart.policy.periods import Bustle, Mode, Periods, is_wild, modes_of
 from headstart.policy.readings import READING, Promise, Readings
 from headstart.policy.shares import Share, about, heat_of
-from headstart.policy.stretches import Kind, Seen, Stretch, Watch
+from headstart.policy.stretches import Kind, Passed, Seen, Stretch, Watch
 from headstart.policy.trials import PROBES, Trials, drafts_of, steps_of
 
 EVERY = 16  # steps for which a decision holds,
@@ -37,7 +37,8 @@ LOSING, LOSES = 6, 0.97  # steps with drafts, and of what plain ones bring, belo
 CLEARLY, LONG, MANY = 0.9, 16, 64  # and below which, over so many steps or drafts, the way itself is doubted,
 DOUBTED, FORGIVEN = 0.9, 1.02  # how much less is then thought of them, and how fast that is forgotten, in EVERY steps
 BEGINNING = 3  # steps behind a decision that tell nothing about coming and going: drafts begin or end
-TOGETHER, QUIET = 8, 64  # steps that are learned from at once, at most; and where nobody drafts
+TOGETHER, QUIET = 8, 32  # steps that are learned from at once, at most; and where nobody drafts,
+PASSED = 96  # and how many are passed over then: plain steps are all alike
 LOOK, LOOKS = 8, 4  # drafts after which it is looked at what has just begun, and how often where it is hardly known
 DECIDING = 0.003  # share of the time that decisions may take: with many requests, they are taken less often
 USUAL = 2e-4  # seconds of a decision, at first,
@@ -106,6 +107,7 @@ class AheadPolicy:
         self._trials = Trials()
         self._unread: list[Step | Newcomer | Request] = []  # what is still to be learned from; requests: they are over
         self._leaving = 0  # how many of those there are
+        self._passing, self._passed = 0, Passed()  # how many steps are still to be passed over, and those that were
         self._prompts = False  # the last one that was had some
         self._books: dict[str, list[int]] = {}  # for people: drafter -> steps in which it drafted, nodes
         self._heard: dict[Shape, int] = {}  # the step in which such drafts were made last,
@@ -473,13 +475,31 @@ class AheadPolicy:
             return
         self._steps += 1
         self._time += DECIDING * times.period
+        if self._passing and not self._drafts:
+            self._passing -= 1
+            self._passed.add(times)
+            return
         brought = [len(v.accepted) for v in verdicts] if times.produced > len(verdicts) else None
         self._unread.append((times, requests, brought))
         if len(self._unread) >= (TOGETHER if self._drafts else QUIET):
             self._read()
+            self._passing = 0 if self._drafts or self._trials.bill is not None else PASSED
+
+    def _pass_over(self) -> None:
+        """Steps in which nobody drafted count, but nobody looks at them."""
+        passed, self._passed, self._passing = self._passed, Passed(), 0
+        self._trials.saved += PROBES * passed.seconds
+        self._readings.saved += READING * passed.seconds
+        self._now += passed.steps
+        self.plain_steps += passed.plain
+        self._seen.seconds += passed.seconds
+        self._seen.deciding += passed.deciding
+        self._kind, self._fresh, self._prompts, self._readings.arrival = None, True, False, None
 
     def _read(self) -> None:
         """What happened since it was read last, in its order."""
+        if self._passed.steps:
+            self._pass_over()
         unread, self._unread = self._unread, []
         for likeness, events in itertools.groupby(unread, _likeness):
             if likeness:

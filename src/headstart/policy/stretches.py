@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from headstart.policy import Wishes
+from headstart.policy import StepTimes, Wishes
 from headstart.policy.outcomes import NOTHING, Guest, Tally
 
 Kind = tuple[int | None, int, int]  # the way in which most requests draft, how many draft so, and how many there are
@@ -64,6 +64,20 @@ class Watch:
     def gain(self) -> float:
         """Times what plain steps bring."""
         return self.came / self.instead
+
+
+@dataclass
+class Passed:
+    """Steps in which nobody drafted, and that nobody looked at."""
+
+    steps: int = 0
+    plain: int = 0  # without prompts
+    seconds: float = 0.0
+    deciding: float = 0.0  # of them
+
+    def add(self, times: StepTimes) -> None:
+        self.steps, self.plain = self.steps + 1, self.plain + (not times.num_prefill_tokens)
+        self.seconds, self.deciding = self.seconds + times.period, self.deciding + times.policy
 
 
 @dataclass
