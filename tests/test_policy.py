@@ -125,6 +125,8 @@ def test_costs_go_through_their_points_and_on_behind_the_last():
     assert costs.span(1, 6).tolist() == pytest.approx([1, 3, 4, 5, 6, 7])
     assert costs.of(MOST + 10) == pytest.approx(5 + (MOST + 10 - 4))
     assert costs.span(MOST - 1, 4).tolist() == pytest.approx([5 + n - 4 for n in range(MOST - 1, MOST + 3)])
+    far = Costs({1: 1.0, 2 * MOST: 2.0 * MOST})
+    assert far.span(3 * MOST // 2, 1)[0] == pytest.approx(far.of(3 * MOST // 2)) == pytest.approx(1.5 * MOST)
 
 
 def test_costs_follow_real_steps_and_ignore_wild_ones():

@@ -114,7 +114,8 @@ class Answer:
     def holds(self, requests: Sequence[Request], proposals: Sequence[Proposals]) -> bool:
         """For the next step too: the same requests, and nobody else has anything to say for those that it is asked for."""
         spoken = any(len(draft) for i in self.hopes if i < len(proposals) for draft in proposals[i].values())
-        return not spoken and self.requests == [r.id for r in requests]
+        same = not spoken and self.requests == [r.id for r in requests]
+        return same and all(_left(requests[i]) > 1 for i in self.hopes)
 
 
 class AdaptivePolicy:
@@ -137,7 +138,7 @@ class AdaptivePolicy:
         self.books: dict[str, Book] = {}
         self.plain_steps = 0
         self._since_plain = 0
-        self._rows = 0  # of the last step with drafts
+        self._drafted = 0  # rows of drafts in the last step that had some
         self._last = (1, 0.0)  # requests and context of the last step
         self._shares = [0.0, 0.0]  # seconds of deciding, and of all; they fade
         self._asking: dict[str, float] = {}  # tokens that asking costs, in this step
@@ -239,7 +240,7 @@ class AdaptivePolicy:
             self._proves = self._idle >= IDLE and self._doubts(len(requests), load)
             if self._proves:  # so no node is left out because it cannot pay
                 self._least = 0.0
-            if self._wants_plain(len(requests)):
+            if self._wants_plain(len(requests) + load.num_prefill_tokens):
                 return nobody
             self._asking = {name: self._price_of_asking(name, load) for name in WEIGHTLESS}
             due = {name for name in WEIGHTLESS if self._is_due(name, requests, load)}
@@ -248,12 +249,12 @@ class AdaptivePolicy:
                 return wishes
         return self._dear(requests, proposals, most, load) or nobody
 
-    def _wants_plain(self, company: int) -> bool:
-        """Is a plain step due? What drafts bring is told against such steps, and where it is not known what the rows of drafts
-        cost, one tells most."""
+    def _wants_plain(self, rows: int) -> bool:
+        """Is a step without drafts due, of so many rows? What drafts bring is told against such steps, and where it is not
+        known what their rows cost, one tells what comes before them."""
         if self._since_plain < PLAIN_SOON or self._since_plain >= PLAIN_EVERY:
             return self._since_plain >= PLAIN_EVERY
-        return not self.costs.is_sure(company, max(0, self._rows - company))
+        return not self.costs.is_sure(rows, self._drafted)
 
     def _doubts(self, rows: int, load: Load) -> bool:
         """Shall a row or two more be verified that do not seem to pay? Else nobody would notice that they cost less than was
@@ -325,17 +326,20 @@ class AdaptivePolicy:
         for name, members in able.items():
             best = max(best, self._worth(name, members, requests, found, load), key=lambda b: b[0])
         worth, name, members, depth = best
-        pays = worth > LEAST * len(members)
+        pays, joined = worth > LEAST * len(members), list[int]()
         if pays:
             depth += depth < self._deepest and not self.beliefs.is_tried(name, depth + 1)
-            members = sorted({*members, *self._passengers(name, able[name], requests, load)})
+            joined = [i for i in self._passengers(name, able[name], requests, load) if i not in members]
         else:
             name, members, depth = self._probe(able, requests)
-        hopes = {i: float(self._net(requests[i], name, found[i])[:depth].sum()) for i in members}
-        self._answer = Answer([r.id for r in requests], name, depth, hopes) if members else None
+        ids = [r.id for r in requests]
+        hopes = {i: float(self._net(requests[i], name, found[i])[:depth].sum()) for i in (*members, *joined)}
+        answer = Answer(ids, name, depth, hopes) if members else None
         is_clear = self.beliefs.is_tried(name, depth) if pays else worth <= 0 and not members
-        self._rest = REST if is_clear else 0
-        return self._wish(self._answer, requests, most)
+        self._rest, self._answer = REST if is_clear else 0, answer
+        if joined:  # they are asked for once
+            self._answer = Answer(ids, name, depth, {i: hopes[i] for i in members})
+        return self._wish(answer, requests, most)
 
     def _wish(self, answer: Answer | None, requests: Sequence[Request], most: Sequence[int]) -> list[Wishes] | None:
         if answer is None:
@@ -509,21 +513,22 @@ class AdaptivePolicy:
         if self._promised:  # what is chosen because it seems likely is likely to be overrated
             self.word.add(self._promised, times.produced - len(requests))
             self._promised = 0.0
-        self.costs.learn(times.num_tokens, times.target, times.reach, times.num_prefill_tokens)
-        is_plain = times.num_tokens - times.num_prefill_tokens == len(requests)
-        self._since_plain = 0 if is_plain else self._since_plain + 1
-        self._rows = self._rows if is_plain else times.num_tokens
-        if times.num_prefill_tokens or not requests:
-            return
         if self._proved:
             usual = self.costs.of(self._proved, times.reach / max(1, times.num_tokens))
             self._proofs, self._proved = max(0.0, self._proofs - max(0.0, times.target - usual)), 0
+        self.costs.learn(times.num_tokens, times.target, times.reach, times.num_prefill_tokens)
+        drafted = times.num_tokens - times.num_prefill_tokens - len(requests)
+        if requests:
+            self._drafted = drafted or self._drafted
+            self._since_plain = self._since_plain + 1 if drafted else 0
+        if times.num_prefill_tokens or not requests:
+            return
         drafting = sum(e.seconds for e in times.errands)
         self._around[bool(times.errands)].add(max(0.0, times.period - times.target - drafting))
         plain = self.plain_seconds(len(requests), times.reach / max(1, times.num_tokens))
         self.yields.add(len(requests) * times.period / plain, times.produced)
-        self._idle = self._idle + 1 if is_plain else 0
-        self.plain_steps += is_plain
+        self._idle = 0 if drafted else self._idle + 1
+        self.plain_steps += not drafted
         self._last = len(requests), times.reach / max(1, times.num_tokens)
         self._shares = [0.99 * a + b for a, b in zip(self._shares, (times.policy, times.period), strict=True)]
 

@@ -260,6 +260,8 @@ class AheadPolicy:
 
     def _answer(self, requests: Sequence[Request], wishes: list[Wishes]) -> list[Wishes]:
         self._asked, self._answers, self._drafts = list(requests), wishes, any(wishes)
+        if self._drafts:
+            self._passing = 0
         return wishes
 
     def _settle_in(self, new: Sequence[Request], company: int, load: Load) -> None:
@@ -478,6 +480,7 @@ class AheadPolicy:
         if self._passing and not self._drafts:
             self._passing -= 1
             self._passed.add(times)
+            self._last = len(requests) or self._last
             return
         brought = [len(v.accepted) for v in verdicts] if times.produced > len(verdicts) else None
         self._unread.append((times, requests, brought))
@@ -495,6 +498,7 @@ class AheadPolicy:
         self._seen.seconds += passed.seconds
         self._seen.deciding += passed.deciding
         self._kind, self._fresh, self._prompts, self._readings.arrival = None, True, False, None
+        self._unread = [event for event in self._unread if not isinstance(event, Newcomer)]  # with their prompts
 
     def _read(self) -> None:
         """What happened since it was read last, in its order."""

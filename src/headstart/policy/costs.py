@@ -72,8 +72,8 @@ class Costs:
     def at(self, rows: np.ndarray, context: float = 0.0) -> np.ndarray:
         """For many numbers of rows."""
         out = np.interp(rows, *self._drawn)
-        if rows.size and rows.max() > MOST:
-            out += self._steepness(len(self._rows) - 1) * np.maximum(0, rows - MOST)
+        if rows.size and rows.max() > self._rows[-1]:
+            out += self._steepness(len(self._rows) - 1) * np.maximum(0, rows - self._rows[-1])
         return (out + self.reach * context * rows) * self._scale
 
     def span(self, rows: int, count: int, context: float = 0.0) -> np.ndarray:
@@ -105,6 +105,8 @@ class Costs:
             self._steps.clear()
 
     def _learn(self, rows: int, seconds: float, reach: float, prompt: int) -> None:
+        if not self.known and prompt:  # which would tell little of a few rows
+            return
         if not self.known:
             self._scale = seconds / self.of(rows)
             self.known = True
