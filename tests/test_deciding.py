@@ -19,7 +19,7 @@ from headstart import rehearse
 from headstart.config import parse_speculative
 from headstart.core import Request, RequestSpeculation, SamplingParams, Verdict
 from headstart.policy import Load, StepTimes, Wish
-from headstart.policy.ahead import LOOK, PASSED, QUIET, AheadPolicy
+from headstart.policy.ahead import LATEST, LOOK, PASSED, QUIET, AheadPolicy
 from headstart.policy.outcomes import Guest, Outcomes, Own, Survival
 from headstart.policy.periods import Bustle, Mode, Periods, modes_of
 from headstart.policy.readings import STRANGERS, Readings
@@ -284,6 +284,7 @@ def test_plain_steps_that_are_passed_over_count_and_a_change_is_noticed_all_the_
     plain, count = p.periods.of(None, 4), QUIET + PASSED // 2
     for _ in range(count):
         p.learn(StepTimes(0, 0, 0, 0, 4, period=plain, produced=4, asked=asked), requests, [Verdict([], 7)] * 4)
+        p.catch_up()
     assert p._passing == PASSED - PASSED // 2
     p._learn_seen()
     assert p.plain_steps == p._now == count, "those that nobody looked at, too"
@@ -291,6 +292,17 @@ def test_plain_steps_that_are_passed_over_count_and_a_change_is_noticed_all_the_
         p.learn(StepTimes(0, 0, 0, 0, 4, period=2 * plain, produced=4, asked=asked), requests, [Verdict([], 7)] * 4)
     p._learn_seen()
     assert p.periods.of(None, 4) == pytest.approx(2 * plain, rel=0.1)
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_steps_are_read_where_the_host_waits_for_the_device_else_later(waits: bool) -> None:
+    p, requests, asked = policy(), [Device._request("code", i, 1 << 20) for i in range(4)], [{}] * 4
+    for _ in range(QUIET if waits else LATEST * QUIET):
+        assert p._now == 0, "nothing was read yet"
+        p.learn(StepTimes(0, 0, 0, 0, 4, period=1e-3, produced=4, asked=asked), requests, [Verdict([], 7)] * 4)
+        if waits:
+            p.catch_up()
+    assert p._now == (QUIET if waits else LATEST * QUIET)
 
 
 def test_those_that_a_head_could_serve_one_day_are_read_now_and_then_beside_others_that_draft() -> None:

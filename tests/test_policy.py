@@ -33,7 +33,7 @@ from headstart.policy.adaptive import (
     Pace,
 )
 from headstart.policy.beliefs import FIRST, Beliefs, Claim
-from headstart.policy.costs import MOST, Costs, Errands, is_still_so, measure
+from headstart.policy.costs import MOST, OCTAVE, Costs, Errands, is_still_so, measure
 from headstart.policy.fixed import FixedPolicy
 from headstart.policy.store import Store
 from tests import harness, tiny
@@ -676,6 +676,17 @@ def test_a_policy_is_chosen_by_name_and_a_slip_is_said():
     assert config.num_speculative_tokens == 16
     with pytest.raises(ConfigError, match="fixed, adaptive or watch"):
         parse_speculative({"method": "ngram", "policy": "clever"})
+
+
+def test_a_curve_that_was_kept_says_how_far_it_was_measured():
+    costs = Costs({1: 0.02, 4: 0.03, 8: 0.05})  # more took too long, when the model was loaded
+    kept = Costs.from_dict(json.loads(json.dumps(costs.to_dict())))
+    assert kept.of(32) == pytest.approx(costs.of(32))
+    for again in (costs, kept, Costs.from_dict(kept.to_dict())):
+        behind, before = again._own_unsure[2:][[again._rows.index(32), again._rows.index(8)]]
+        assert behind == pytest.approx(before + 2 * OCTAVE**2), "two doublings behind the last one"
+    with pytest.raises(ValueError, match="measured_rows"):
+        Costs.from_dict(costs.to_dict() | {"measured_rows": 7})
 
 
 def test_costs_are_numbers():

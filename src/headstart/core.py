@@ -684,6 +684,11 @@ class Landing(Protocol):
 
     device: torch.Tensor
 
+    @property
+    def has_landed(self) -> bool:
+        """Need nobody wait any more?"""
+        ...
+
     def verdicts(self) -> list[Verdict | None]:
         """One for each segment, None where the host has to decide; waits for the device."""
         ...

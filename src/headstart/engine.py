@@ -34,6 +34,7 @@ from headstart.core import (
     Choice,
     Chunk,
     Forward,
+    Landing,
     Reading,
     Request,
     Segment,
@@ -80,6 +81,11 @@ class Clock:
         self._last = now
         return now
 
+    def move(self, seconds: float, source: str, to: str) -> None:
+        """They were booked under the wrong name."""
+        self.laps[source] -= seconds
+        self.laps[to] += seconds
+
 
 @dataclass(eq=False)
 class Flight:
@@ -92,6 +98,7 @@ class Flight:
     forward: Forward
     clock: Clock
     chosen: list[bool]  # for each ready part: the runner chooses, or has chosen
+    follows: bool = False  # it was launched before the last one was settled
     expected: list[Request] = field(default_factory=list)  # went on, on placeholders for this step's tokens
     settled: bool = False
     read: bool = False  # drafters have read what it has of prompts: they need not wait for its end
@@ -150,7 +157,9 @@ class Engine:
         self._landed = 0.0  # when the last forward was seen to be over
         self._settled = 0.0  # when the last step was
         self._seconds = [0.0] * (PLAIN + 1)  # of all steps so far: laps, those that were compared, plain ones instead
-        self._learning = 0.0  # seconds that the policy took to learn from the last step, which count as deciding
+        # seconds that the policy took to learn from the last step, and for newcomers, which count as deciding
+        self._learning = self._welcoming = 0.0
+        self.aside = 0.0  # all that it took while the device was at work anyway, which is not counted
         self._pace = 0.0  # seconds of the last forward of one row, with all that surrounds it
         self._wait = runner.synchronize if config.profile else None
         self.setbacks = {"step": 0, "memory": 0}  # steps that broke, and those for which memory was short
@@ -170,7 +179,10 @@ class Engine:
         """It is next in line, and now it is known in what company it will be: shall heads read along?"""
         if self.drafting.could_be_read(request):
             company = min(len(self.scheduler.running) + len(self.scheduler.waiting), self.scheduler.max_num_seqs)
-            if self.policy.enlist(request, Load(company, 0, 0, len(request.prompt))):
+            began = time.perf_counter()
+            worth_reading = self.policy.enlist(request, Load(company, 0, 0, len(request.prompt)))
+            self._welcoming += time.perf_counter() - began
+            if worth_reading:
                 self.drafting.enlist(request)
             else:
                 self.drafting.excuse(request)
@@ -245,7 +257,7 @@ class Engine:
         try:
             self._flight = self._next(before)
             if before is not None and not before.settled:
-                self._settle(before)
+                self._settle(before, self._flight.clock if self._flight is not None else None)
             if self._flight is not None and self._flight.forward.landing is None:
                 self._settle(self._flight)
         except Exception as error:
@@ -264,18 +276,20 @@ class Engine:
                 return flight
         elif self._can_follow(before, clock):
             return self._launch(before, clock)
-        self._settle(before)
+        self._settle(before, clock)
         return self._launch(None, Clock(self._wait, clock.laps["policy"]))
 
     def _launch(self, before: Flight | None, clock: Clock) -> Flight | None:
         """Plan, draft, and send one forward on its way; behind `before`, on placeholders, where that is not settled."""
         if before is not None:
             self._expect(before)
+        self._welcoming = 0.0
         plan = self._plan = self.scheduler.plan()
         if not plan.parts:
             return None
         self._seat(plan, before)
         clock.lap("host")
+        clock.move(self._welcoming, "host", "policy")
         drafted = self._draft(plan, before is not None, clock)
         stops = self._run_on(plan, drafted)
         again = self._reserve_ahead(plan, drafted)
@@ -291,7 +305,8 @@ class Engine:
         forward = self.runner.forward(batch)
         clock.lap("target")
         again = again if all(chosen) else 0
-        flight = Flight(plan, drafted, batch, roots, forward, clock, chosen, again=again, stamp=self._stamp)
+        follows = before is not None
+        flight = Flight(plan, drafted, batch, roots, forward, clock, chosen, follows, again=again, stamp=self._stamp)
         self._lines = flight.lines
         flight.read = self._read_ahead(plan, batch)
         return flight
@@ -315,15 +330,14 @@ class Engine:
             self.drafting.read_ahead(readings, step)
         return True
 
-    def _settle(self, flight: Flight) -> None:
-        """Verdicts become tokens; KV, drafters and statistics follow."""
+    def _settle(self, flight: Flight, following: Clock | None = None) -> None:
+        """Verdicts become tokens; KV, drafters and statistics follow. `following`: of the next step."""
         if flight is self._flight:
             self._flight = None
         for request in flight.expected:
             _drop_placeholder(request)
         if flight.forward.landing is not None:
-            flight.forward.landing.verdicts()  # waits for the device
-            self._landed = flight.clock.lap("target", since=self._landed)
+            self._wait_for(flight, flight.forward.landing, following)
         flight.drafted.open_mail()
         if flight.forward.ran is not None:
             flight.drafted.trees = [Tree()]
@@ -335,6 +349,27 @@ class Engine:
         flight.clock.lap("host")
         self._account(flight, verdicts)
         flight.settled = True
+
+    def _wait_for(self, flight: Flight, landing: Landing, following: Clock | None) -> None:
+        """For the device. Meanwhile the policy learns. If the device is still at work then, it has waited for nothing that
+        the policy did since it began with this step."""
+        began, behind = time.perf_counter(), not landing.has_landed
+        if behind:
+            self.policy.catch_up()
+        learning = time.perf_counter() - began if behind else 0.0
+        behind = behind and not landing.has_landed
+        landing.verdicts()
+        self._landed = flight.clock.lap("target", since=self._landed)
+        if not behind:
+            flight.clock.move(learning, "target", "policy")
+            return
+        self.aside += learning
+        if following is not None:
+            self.aside += following.laps["policy"]
+            following.move(following.laps["policy"], "policy", "host")
+        if flight.follows:
+            self.aside += self._learning
+            self._learning = 0.0
 
     def _abandon(self, before: Flight | None) -> list[Request]:
         """A step broke: whoever had a part in it, or in one that is not settled, cannot go on."""
@@ -474,8 +509,8 @@ class Engine:
         forward = self.runner.again(batch)
         clock.lap("target")
         return replace(
-            before, drafted=drafted, batch=batch, forward=forward, clock=clock, expected=[], followed=False,
-            again=before.again - 1,
+            before, drafted=drafted, batch=batch, forward=forward, clock=clock, follows=True, expected=[],
+            followed=False, again=before.again - 1,
         )  # fmt: skip
 
     def _reserve_ahead(self, plan: Plan, drafted: Drafted) -> int:
@@ -970,6 +1005,7 @@ class Engine:
         """What the step cost and brought. Its seconds are counted once for all, and told to each request when it leaves."""
         laps = flight.clock.laps
         laps["policy"] += self._learning
+        self._learning = 0.0
         for part in flight.plan.parts:
             if part.request.booked is None:
                 self._open_book(part.request, flight.clock.began)
@@ -997,7 +1033,7 @@ class Engine:
                 self._book(part.request)
         began = time.perf_counter()
         self.policy.learn(times, requests, verdicts)
-        self._learning = time.perf_counter() - began
+        self._learning += time.perf_counter() - began
         if self.watch is not None:
             self.watch(times, flight.drafted.trees, verdicts)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import time
 from typing import Any
 
 import numpy as np
@@ -15,13 +16,14 @@ from headstart.core import PENDING, Batch, Request, Segment
 from headstart.delivery import Delivery
 from headstart.drafters import model
 from headstart.engine import Engine, StepFailed
-from headstart.models import fused, kernel_runner, packing, paged
+from headstart.models import fused, kernel_runner, packing, paged, pinned
 from headstart.models.fused import FusedModel
 from headstart.models.kernel_runner import KernelRunner
 from headstart.models.kernels import choose
 from headstart.models.packing import Shape
 from headstart.models.paged import Device
 from headstart.models.runner import TorchRunner
+from headstart.policy.fixed import FixedPolicy
 from tests import tiny
 from tests.harness import engine, request, run
 from tests.interpreted.support import assert_close
@@ -261,6 +263,30 @@ def test_the_host_chooses_beside_the_device(how: str) -> None:
         assert [x.token for x in mine] == [x.token for x in other] and mine
         assert [x.logprob for x in mine] == pytest.approx([x.logprob for x in other], abs=1e-4)
         assert [list(x.top) for x in mine] == [list(x.top) for x in other]
+
+
+class Slow(FixedPolicy):
+    """Learns for long, if it is given the time."""
+
+    times = 0
+
+    def catch_up(self) -> None:
+        self.times += 1
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("late", [True, False])
+def test_what_is_learned_while_the_device_is_at_work_counts_only_where_it_has_to_wait(late: bool, monkeypatch) -> None:
+    e = engine(KernelRunner(small()))
+    policy = e.policy = Slow(e.drafting.config, e.drafting.choices)
+    done: list[bool] = []  # whether the device is, each time that somebody asks
+    landed = property(lambda landing: done.append(late and len(done) % 2 == 1) or done[-1])
+    monkeypatch.setattr(pinned.PinnedLanding, "has_landed", landed)
+    run(e, [request(PROMPTS[0], max_tokens=4)])
+    took = 0.01 * policy.times
+    assert policy.times >= 4
+    assert (e.seconds["policy"] >= took) == late and (e.aside >= took) == (not late)
+    assert e.seconds["target"] >= 0
 
 
 @pytest.mark.parametrize("how", ["none", "oracle"])

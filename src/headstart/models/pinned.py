@@ -21,6 +21,10 @@ class PinnedLanding:
     nodes: list[int]  # draft nodes of each segment, -1: it chooses nothing
     _seen: list[Verdict | None] | None = None
 
+    @property
+    def has_landed(self) -> bool:
+        return self._seen is not None or self.ready is None or self.ready.query()
+
     def verdicts(self) -> list[Verdict | None]:
         """One for each segment; waits for the device."""
         if self._seen is None:

@@ -74,7 +74,7 @@ class StepTimes(NamedTuple):
     reach: float = 0.0  # context of each row, over all rows
     errands: tuple[Errand, ...] = ()
     produced: int = 0  # tokens that joined texts
-    policy: float = 0.0  # of deciding, in seconds
+    policy: float = 0.0  # of deciding, as far as the device may have waited for it
     asked: Sequence[Wishes] = ()  # what drafters were asked for, for each request
     drafted: Sequence[int] = ()  # nodes that were verified, for each request
 
@@ -115,6 +115,10 @@ class Policy(Protocol):
 
     def learn(self, times: StepTimes, requests: Sequence[Request], verdicts: Sequence[Verdict]) -> None:
         """What the step cost and brought."""
+        ...
+
+    def catch_up(self) -> None:
+        """The device is at work, and the host would wait for it: time to learn from what was put aside."""
         ...
 
     def release(self, request: Request) -> None:

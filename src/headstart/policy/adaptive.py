@@ -555,6 +555,9 @@ class AdaptivePolicy:
         right = self.beliefs.first(name)
         return Tried(book.asked, book.proposed, book.verified, right, 1e3 * own, max(0.0, rate * (row + own)))
 
+    def catch_up(self) -> None:
+        """Nothing was put aside for later: where it decides, the host is the device."""
+
     def release(self, request: Request) -> None:
         for name in self.choices(request) if request.stats.tokens else ():
             if name not in WEIGHTLESS:  # it read along; was it of use?

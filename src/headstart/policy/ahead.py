@@ -39,6 +39,7 @@ DOUBTED, FORGIVEN = 0.9, 1.02  # how much less is then thought of them, and how 
 BEGINNING = 3  # steps behind a decision that tell nothing about coming and going: drafts begin or end
 TOGETHER, QUIET = 8, 32  # steps that are learned from at once, at most; and where nobody drafts,
 PASSED = 96  # and how many are passed over then: plain steps are all alike
+LATEST = 2  # times as many are learned from though the device has to wait for that
 LOOK, LOOKS = 8, 4  # drafts after which it is looked at what has just begun, and how often where it is hardly known
 DECIDING = 0.003  # share of the time that decisions may take: with many requests, they are taken less often
 USUAL = 2e-4  # seconds of a decision, at first,
@@ -484,7 +485,14 @@ class AheadPolicy:
             return
         brought = [len(v.accepted) for v in verdicts] if times.produced > len(verdicts) else None
         self._unread.append((times, requests, brought))
-        if len(self._unread) >= (TOGETHER if self._drafts else QUIET):
+        self._read_many(LATEST)
+
+    def catch_up(self) -> None:
+        self._read_many()
+
+    def _read_many(self, times: int = 1) -> None:
+        """Where there are so many times as many as are read together."""
+        if len(self._unread) >= times * (TOGETHER if self._drafts else QUIET):
             self._read()
             self._passing = 0 if self._drafts or self._trials.bill is not None else PASSED
 

@@ -48,14 +48,18 @@ class Costs:
     machine, what rows of prompts take less, and all points, in shares of what they are. So what drafts cost is learned while
     all steps have drafts, too, and not mistaken for a machine that has become slow."""
 
-    def __init__(self, points: Mapping[int, float] | None = None, reach: float = 0.0) -> None:
+    def __init__(
+        self, points: Mapping[int, float] | None = None, reach: float = 0.0, measured: int | None = None
+    ) -> None:
+        """`measured`: the last point that was, where it is not the last of these, or of those that are measured at load."""
         self.known = bool(points)
+        self._measured = measured or min(max(ROWS), max(points or {1: 1.0}))
         self.reach = reach  # seconds for one row and one token of its context
         self._scale = 1.0
         self._logits = LOGITS
         self._rows, self._seconds = _line(points or {1: 1.0})
         self._drawn = np.array(self._rows), np.array(self._seconds)  # the same for many at once
-        self._unsure = _doubts(self._rows, min(max(ROWS), max(points or {1: 1.0})))
+        self._unsure = _doubts(self._rows, self._measured)
         self._own_unsure = self._unsure.ravel()[:: len(self._unsure) + 1]  # of each by itself
         self._most_unsure = self._own_unsure.copy()
         self._wear = np.array([DRIFT**2, *(WEAR**2 for _ in self._own_unsure[1:])])
@@ -142,7 +146,8 @@ class Costs:
     def to_dict(self) -> dict[str, Any]:
         """As a file keeps it."""
         points = {str(n): self._scale * s for n, s in zip(self._rows, self._seconds, strict=True) if n}
-        return {"seconds_by_rows": points, "seconds_by_row_and_context": self.reach * self._scale}
+        context = self.reach * self._scale
+        return {"seconds_by_rows": points, "seconds_by_row_and_context": context, "measured_rows": self._measured}
 
     @staticmethod
     def from_dict(kept: Mapping[str, Any]) -> Costs:
@@ -150,7 +155,10 @@ class Costs:
         reach = float(kept["seconds_by_row_and_context"])
         if not points or not all(n > 0 and 0 < s < 1e6 for n, s in points.items()) or not 0 <= reach < 1e3:
             raise ValueError("no seconds by rows")
-        return Costs(points, reach)
+        measured = kept.get("measured_rows")
+        if measured is not None and measured not in points:
+            raise ValueError("measured_rows is none of the rows")
+        return Costs(points, reach, measured)
 
 
 def _line(points: Mapping[int, float]) -> tuple[list[int], list[float]]:

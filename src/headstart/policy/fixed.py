@@ -67,6 +67,9 @@ class FixedPolicy:
     def learn(self, times: StepTimes, requests: Sequence[Request], verdicts: Sequence[Verdict]) -> None:
         """Fixed means fixed."""
 
+    def catch_up(self) -> None:
+        """Nothing was put aside."""
+
     def release(self, request: Request) -> None:
         """Nothing is kept."""
 

@@ -94,7 +94,7 @@ class Replay:
         self._asking: list[Request] = []  # and for whom
         self._resting: set[str] = set()  # requests that heads have left alone: they have to join again
         self._asked: list[Wishes] = []  # what drafters were asked for at first, in this step
-        self._before = Before()
+        self._before, self._repeats = Before(), False  # the last step, and whether this one is like it
         self.clock, self.out = 0.0, Outcome(entrant.name)
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
@@ -155,6 +155,8 @@ class Replay:
             drafting, target, 0, 0, rows, prefill, period, reach, seen, produced, deciding, self._asked, sizes
         )
         self.policy.learn(times, [p.request for p in ready], verdicts)
+        if self._repeats:
+            self.policy.catch_up()
 
     def _measured(self, errands: Sequence[Errand]) -> tuple[Errand, ...]:
         """What a clock would have shown. Noise troubles the policy alone: what is compared are true times."""
@@ -185,7 +187,8 @@ class Replay:
         before, now = self._before, Before([p.request.id for p in plan.parts], self._asked, drafts)
         self._before = now
         changes = now.there != before.there or plan.num_prefill_tokens > 0
-        if self.machine.ahead and not changes and now.asked == before.asked:
+        self._repeats = self.machine.ahead and not changes and now.asked == before.asked
+        if self._repeats:
             deciding = 0.0
         busy = drafts or before.drafts or reading > 0
         return deciding, reading + (self.machine.changing if changes and busy else 0.0)
