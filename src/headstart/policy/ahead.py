@@ -104,6 +104,10 @@ class AheadPolicy:
         self._kind: Kind | None = None  # of the last step, where that is known,
         self._period = 0.0  # and how long it took, where that is to be learned if the next is of its kind
         self._time, self._cost = 1.0, USUAL  # seconds saved up for decisions, and those that one takes
+        self._load = Load(1, 0, 0)  # of the last step that was asked about
+        self._decided = False  # behind the device's back, and nobody has asked since
+        self._aside = 0.0  # seconds of that,
+        self._hides = True  # and whether the device does not wait for it
         self._readings, self._promises = Readings(), dict[tuple[Any, ...], Promise]()
         self._trials = Trials()
         self._unread: list[Step | Newcomer | Request] = []  # what is still to be learned from; requests: they are over
@@ -241,7 +245,9 @@ class AheadPolicy:
             return [{} for _ in requests]
         if not requests:
             return []
-        if self.holds():
+        self._load = load
+        if self._decided or self.holds():
+            self._decided = False
             if requests == self._asked:
                 return self._answers
             plans = self._plans
@@ -253,6 +259,9 @@ class AheadPolicy:
                 new = []
             if not new:
                 return self._answer(requests, [plans[r.id] for r in requests])
+        return self._think(requests, load)
+
+    def _think(self, requests: Sequence[Request], load: Load) -> list[Wishes]:
         self._read()
         guests = [self._guests.get(r.id) or self._guest(r) for r in requests]
         if load.room > 0:  # else prompts fill the step: who drafts, is decided later
@@ -457,7 +466,7 @@ class AheadPolicy:
         return not self._drafts and self.holds()
 
     def holds(self) -> bool:
-        return self._steps < self._due or not self._may_decide
+        return not self._decided and (self._steps < self._due or not self._may_decide)
 
     @property
     def _may_decide(self) -> bool:
@@ -478,6 +487,9 @@ class AheadPolicy:
             return
         self._steps += 1
         self._time += DECIDING * times.period
+        if self._aside:
+            seen = min(self._aside, times.policy)
+            self._hides, self._time, self._aside = 2 * seen < self._aside, self._time - seen, 0.0
         if self._passing and not self._drafts:
             self._passing -= 1
             self._passed.add(times)
@@ -488,7 +500,18 @@ class AheadPolicy:
         self._read_many(LATEST)
 
     def catch_up(self) -> None:
+        """And what is due is decided now: for those who are there, until others come."""
         self._read_many()
+        due = self._steps >= self._due and (self._hides or self._may_decide)
+        if self._decided or not (due and self._asked) or self.rehearses or not self.periods.known:
+            return
+        if any(r.finish_reason is not None for r in self._asked) or self._load.room <= 0:
+            return
+        before, saved = self._answers, self._time
+        if all(asked is wished for asked, wished in zip(before, self._think(self._asked, self._load), strict=True)):
+            self._answers = before
+        self._decided = self._answers is not before
+        self._time, self._aside = saved, self._cost
 
     def _read_many(self, times: int = 1) -> None:
         """Where there are so many times as many as are read together."""
