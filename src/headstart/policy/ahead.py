@@ -37,6 +37,8 @@ LOSING, LOSES = 6, 0.97  # steps with drafts, and of what plain ones bring, belo
 CLEARLY, LONG, MANY = 0.9, 16, 64  # and below which, over so many steps or drafts, the way itself is doubted,
 DOUBTED, FORGIVEN = 0.9, 1.02  # how much less is then thought of them, and how fast that is forgotten, in EVERY steps
 BEGINNING = 3  # steps behind a decision that tell nothing about coming and going: drafts begin or end
+TURNOVER = 0.02  # how fast it is forgotten how often requests come and go, by steps,
+TURNS = 0.5  # and how much longer a step with drafts then takes until that was seen, in times of what reading a prompt takes
 TOGETHER, QUIET = 8, 32  # steps that are learned from at once, at most; and where nobody drafts,
 PASSED = 96  # and how many are passed over then: plain steps are all alike
 LATEST = 2  # times as many are learned from though the device has to wait for that
@@ -101,6 +103,8 @@ class AheadPolicy:
         self._stretch, self._seen, self._watch = Stretch(), Seen(), Watch()
         self._fresh = True  # the next step that is read is the first behind a decision,
         self._beginning = 0  # and how many of the next ones are still about to begin
+        self._turnover = Share(TURNOVER)  # of the steps, those in which requests came or went,
+        self._there: Sequence[Request] = ()  # and who was there in the last one
         self._kind: Kind | None = None  # of the last step, where that is known,
         self._period = 0.0  # and how long it took, where that is to be learned if the next is of its kind
         self._time, self._cost = 1.0, USUAL  # seconds saved up for decisions, and those that one takes
@@ -214,7 +218,9 @@ class AheadPolicy:
     def _trusted(self, drafter: str, company: int) -> float:
         """Of what its drafts should bring, so much is believed: it may have lost lately, and behind drafts the device waits for
         the host where requests come and go."""
-        return self._doubts.get((drafter, about(company)), 1.0) / self._bustle.holds_up(drafter, company)
+        plain, busy = self.periods.of(None, company), self._turnover.value(before=0.0)
+        guess = 1 + busy * TURNS * self.periods.host(company) / plain
+        return self._doubts.get((drafter, about(company)), 1.0) / self._bustle.holds_up(drafter, company, guess)
 
     def rests(self, request: Request) -> bool:
         mode = self._mode(request)
@@ -561,6 +567,8 @@ class AheadPolicy:
         if stretch.drafts:
             stretch.note([step[2] for step in steps])
             self._seen.count(stretch, [t.drafted for t in told])
+        self._turnover.add(len(steps), times.num_prefill_tokens > 0 or requests != self._there, len(steps))
+        self._there = requests
         before, fresh, self._kind, self._fresh = self._kind, self._fresh, None, False
         beginning, self._beginning = self._beginning, max(0, self._beginning - len(steps))
         if times.num_prefill_tokens or not company:

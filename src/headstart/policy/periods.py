@@ -90,6 +90,10 @@ class Periods:
         table = self._readings.get(drafter, [0.0])
         return table[min(company, len(table) - 1)]
 
+    def host(self, company: int) -> float:
+        """Most of what reading a short prompt takes is that the device waits for the host."""
+        return max((self.reading(name, company) for name in self._readings), default=0.0)
+
     def extra(self, mode: Mode, count: int, company: int) -> float:
         """Seconds that a step takes longer where so many of the company draft."""
         return self.extras(mode, [count], company)[0]
@@ -184,14 +188,14 @@ class Bustle:
         came = sum([s if s < most else most for s in seconds]) / usual
         self._shares[drafter, about(company)].add(len(seconds), came, len(seconds))
 
-    def holds_up(self, drafter: str, company: int) -> float:
-        """How many times longer it takes steps with its drafts than plain ones, as far as both have been seen."""
+    def holds_up(self, drafter: str, company: int, guess: float = 1.0) -> float:
+        """How many times longer it takes steps with its drafts than plain ones; `guess`, until both have been seen."""
         drafts, plain = self._shares[drafter, about(company)], self._shares[None, about(company)]
         seen = min(drafts.expected, plain.expected)
         if not seen:
-            return 1.0
-        more = drafts.came / drafts.expected / (plain.came / plain.expected) - 1
-        return 1 + max(0.0, more) * seen / (seen + CALM)
+            return guess
+        more = max(0.0, drafts.came / drafts.expected / (plain.came / plain.expected) - 1)
+        return 1 + (more * seen + (guess - 1) * CALM) / (seen + CALM)
 
 
 def is_wild(seconds: float, usual: float) -> bool:
