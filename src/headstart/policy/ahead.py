@@ -42,7 +42,7 @@ TURNS = 0.5  # and how much longer a step with drafts then takes until that was 
 TOGETHER, QUIET = 8, 32  # steps that are learned from at once, at most; and where nobody drafts,
 PASSED = 96  # and how many are passed over then: plain steps are all alike
 LATEST = 2  # times as many are learned from though the device has to wait for that
-LOOK, LOOKS = 8, 4  # drafts after which it is looked at what has just begun, and how often where it is hardly known
+LOOK, LOOKS = 4, 8  # drafts after which it is looked at what has just begun, and how often where it is hardly known
 DECIDING = 0.003  # share of the time that decisions may take: with many requests, they are taken less often
 USUAL = 2e-4  # seconds of a decision, at first,
 OWED = 1  # decisions for which the time may be saved up behind them,
@@ -338,7 +338,7 @@ class AheadPolicy:
                 self._watch = Watch()
             self._began = self._begins(before, guests, chosen, second)
             if self._began and self._due == EVERY:
-                self._due = max(SOON, -(-LOOK // max(1, len(chosen))))
+                self._due = max(2, -(-LOOK // max(1, len(chosen))))
         for i, (request, guest, nodes) in enumerate(zip(requests, guests, most, strict=True)):
             self._set(request, chosen.get(i), nodes)
             if guest.mode is None:
