@@ -318,7 +318,7 @@ class AheadPolicy:
 
     def _decide(self, requests: Sequence[Request], guests: Sequence[Guest], load: Load) -> None:
         """Who drafts in the next steps, and how."""
-        began, trial, second = self.clock(), self._trying, self._began
+        began, trial, second, steps = self.clock(), self._trying, self._began, self._steps
         self._learn_seen()
         self.outcomes.digest(itertools.chain(guests, self._gone), self._ways, self._steps)
         self._gone.clear()
@@ -343,7 +343,7 @@ class AheadPolicy:
             self._set(request, chosen.get(i), nodes)
             if guest.mode is None:
                 for known in guest.owns.values():
-                    known.fade()
+                    known.fade(steps)
         self._cost = min(self.clock() - began, LONGER * self._cost)
         if not self.rehearses and not trial:  # which has paid for it
             self._time = max(min(self._time, 2 * self._cost) - self._cost, -OWED * self._cost)

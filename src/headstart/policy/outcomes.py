@@ -37,7 +37,7 @@ PRIOR, PRIOR_SEEN = 6.0, 100  # drafts that this counts for, and after how many 
 FADES = 0.01  # how fast what drafts brought is forgotten, by steps,
 OWN_FADES = 0.04  # and of one request, by drafts,
 COPIES_FADE = 0.12  # where they are copied from the text: that ends all at once
-RELIEF = 0.9  # what is left of a request's own past after a decision that gives it no draft: texts change
+RELIEF = 0.999  # what is left of a request's own past after a step in which it has no draft: texts change
 OWN_PRIOR = 6.0  # drafts that "it is like the others" counts for
 COUNTED = 32  # drafts of a request that speak for all
 TRUST_FADES, TRUST_PRIOR = (
@@ -70,9 +70,9 @@ class Own:
             self.expected[k] = left * self.expected[k] + count * chance
             self.came[k] = left * self.came[k] + reached[k + 1]
 
-    def fade(self) -> None:
-        """It was not asked for a while."""
-        self.left = max(1e-6, RELIEF * self.left)
+    def fade(self, steps: int) -> None:
+        """It was not asked for so long."""
+        self.left = max(1e-6, RELIEF**steps * self.left)
 
     def worths(self, general: Sequence[float], trust: float = 1.0) -> list[float]:
         """Tokens that a draft for this request should bring, down to depth 1, 2, ... Where nothing is known of one, drafts are
