@@ -29,7 +29,7 @@ from headstart.policy.periods import Bustle, Mode, Periods, is_wild, modes_of
 from headstart.policy.readings import READING, Promise, Readings
 from headstart.policy.shares import Share, about, heat_of
 from headstart.policy.stretches import Kind, Passed, Seen, Stretch, Watch
-from headstart.policy.trials import PROBES, Trials, drafts_of, steps_of
+from headstart.policy.trials import PROBES, Losses, Trials, drafts_of, steps_of
 
 EVERY = 16  # steps for which a decision holds,
 SOON = 4  # and where requests are new
@@ -51,6 +51,7 @@ TOKENS = 256.0  # behind which an answer ends by itself, until some have been se
 ENDS = 0.05  # and how fast that is learned, by answers
 LEAST = 0.02  # a mode should bring so much more than none: its chances are guesses
 BEGIN = 0.03  # and so much more again where nobody drafts now: to begin takes a step or two
+CAUTION = 0.0  # and so much more again where much has been lost
 SURELY = 0.2  # of the time of drafts is taken to be lost in a trial, whatever they should bring,
 HOPED = 1.5  # times what is thought that another shape of what drafts may bring
 RARELY = 300  # steps after which another drafter is tried where one pays
@@ -113,7 +114,7 @@ class AheadPolicy:
         self._aside = 0.0  # seconds of that,
         self._hides = True  # and whether the device does not wait for it
         self._readings, self._promises = Readings(), dict[tuple[Any, ...], Promise]()
-        self._trials = Trials()
+        self._trials, self._losses = Trials(), Losses()
         self._unread: list[Step | Newcomer | Request] = []  # what is still to be learned from; requests: they are over
         self._leaving = 0  # how many of those there are
         self._passing, self._passed = 0, Passed()  # how many steps are still to be passed over, and those that were
@@ -181,7 +182,11 @@ class AheadPolicy:
         if promise.alone < least and tokens * promise.seconds > promise.cost:
             tokens = self._usual_tokens  # it pays for all of them or for nobody
         may_try = promise.mode is not None and self._trials.may_pay([promise.mode.drafter], max(1, load.num_running))
+        if promise.new and not self._losses.few:
+            promise = promise._replace(gain=0.0)
         read = self._readings.wants(promise, least, tokens, guest.heat, self._drafts, common, may_try)
+        if read:
+            self._losses.add(promise.cost / promise.seconds / max(1, load.num_running), 0)
         if self.periods.known:
             self._unread.append(read)
         return read
@@ -270,7 +275,7 @@ class AheadPolicy:
     def _think(self, requests: Sequence[Request], load: Load) -> list[Wishes]:
         self._read()
         guests = [self._guests.get(r.id) or self._guest(r) for r in requests]
-        if load.room > 0:  # else prompts fill the step: who drafts, is decided later
+        if load.room > 0 and 2 * len(requests) >= load.num_running:  # else prompts fill the step: who drafts, is decided later
             self._decide(requests, guests, load)
         return self._answer(requests, [g.wishes for g in guests])
 
@@ -407,19 +412,21 @@ class AheadPolicy:
         plain, each = self.periods.of(None, company), sum(self.outcomes.worth(guests[i], mode) for i in own) / len(own)
         gain = 1.0 if self._way is None else max(1.0, self._gain)  # times what plain steps bring, as they draft now
 
+        turns = self._turnover.value(before=0.0) * TURNS * self.periods.host(company)
+
         def costs(count: int) -> float:
             brings = plain * (each - (gain - 1)) * count / company
             around = plain if count == len(new) else (1 + company / AROUND) * plain
-            extra = self.periods.extra(mode, count, company)
+            extra = self.periods.extra(mode, count, company) + turns
             return around + steps_of(count) * max(SURELY * extra, extra - brings)
 
-        needs = self.periods.extra(mode, company, company) / plain  # tokens of each draft, for all of them
+        needs = (self.periods.extra(mode, company, company) + turns) / plain  # tokens of each draft, for all of them
         if needs > mode.depth:
             return []  # it could not pay if all of it were right
         if self._way is not None and self._way.drafter == mode.drafter and 1 + HOPED * each < gain * (1 + needs):
             return []  # nor could another shape of what drafts now, if it brought so much more than is thought
         count = min({len(new) or 1, max(1, len(own) // 8), len(own)}, key=lambda n: costs(n) / drafts_of(n))
-        free = self._way is None and self.outcomes.is_new(mode, guests[own[0]].heat)
+        free = self._way is None and self._losses.few and self.outcomes.is_new(mode, guests[own[0]].heat)
         price = costs(count) + self._cost
         if not self._trials.pay(mode.drafter, price, gain, count, needs / max(each, 1e-9), free, company):
             return []
@@ -429,14 +436,14 @@ class AheadPolicy:
         """What makes most tokens per second, and for whom. No mode: plain steps do."""
         company = len(guests)
         plain = self.periods.of(None, company)
-        least = 1 + LEAST + (0 if any(g.mode is not None for g in guests) else BEGIN)
+        least = 1 + LEAST + (0 if any(g.mode is not None for g in guests) else BEGIN) + (0 if self._losses.few else CAUTION)
         found: Choice = (least * company / plain, None, [])
         for modes in self._shapes(set().union(*members.values()), load.room):
             own = [i for i, names in members.items() if modes[0].drafter in names]
             worths = [self.outcomes.worths(guests[i], modes[-1]) for i in own]
             for mode in modes:
                 speed, best = self._speed(mode, worths, [guests[i].mode == mode for i in own], company)
-                if 2 * len(best) > company:  # few of many are no way to find out: that is what trials are for
+                if 2 * len(best) > company and self._losses.few:  # few of many are no way to find out: that is what trials are for
                     speed *= self.outcomes.curiosity(mode, guests[own[best[0]]].heat)
                 speed *= self._trusted(mode.drafter, company)
                 if speed > found[0]:
@@ -530,6 +537,7 @@ class AheadPolicy:
         passed, self._passed, self._passing = self._passed, Passed(), 0
         self._trials.saved += PROBES * passed.seconds
         self._readings.saved += READING * passed.seconds
+        self._losses.add(passed.deciding / self.periods.of(None, max(1, self._last)), passed.steps)
         self._now += passed.steps
         self.plain_steps += passed.plain
         self._seen.seconds += passed.seconds
@@ -571,10 +579,13 @@ class AheadPolicy:
         self._there = requests
         before, fresh, self._kind, self._fresh = self._kind, self._fresh, None, False
         beginning, self._beginning = self._beginning, max(0, self._beginning - len(steps))
+        deciding = sum([t.policy for t in told])
         if times.num_prefill_tokens or not company:
+            self._losses.add(deciding / plain if company else 0.0, len(steps))
             return
         self._kind, self._last = stretch.kind, company
-        produced, deciding = sum([t.produced for t in told]), sum([t.policy for t in told])
+        produced = sum([t.produced for t in told])
+        self._losses.add(seconds / plain - produced / company if stretch.drafts else deciding / plain, len(steps))
         self._seen.add(len(steps), seconds, deciding, produced, company * seconds / plain)
         self.plain_steps += 0 if stretch.drafts else len(steps)
         if self._kind is not None and (not stretch.drafts or 2 * self._kind[1] > company):
