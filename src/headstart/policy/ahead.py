@@ -51,7 +51,6 @@ TOKENS = 256.0  # behind which an answer ends by itself, until some have been se
 ENDS = 0.05  # and how fast that is learned, by answers
 LEAST = 0.02  # a mode should bring so much more than none: its chances are guesses
 BEGIN = 0.03  # and so much more again where nobody drafts now: to begin takes a step or two
-CAUTION = 0.0  # and so much more again where much has been lost
 SURELY = 0.2  # of the time of drafts is taken to be lost in a trial, whatever they should bring,
 HOPED = 1.5  # times what is thought that another shape of what drafts may bring
 RARELY = 300  # steps after which another drafter is tried where one pays
@@ -175,7 +174,7 @@ class AheadPolicy:
         names = self.choices(request) if guest.welcome else ()
         promise = self._promised(names, guest.heat, max(1, load.num_running))
         common = self._common is not None
-        least = 1 + LEAST + (0 if common else BEGIN)
+        least = 1 + LEAST + (0 if common else BEGIN) + self._losses.caution
         tokens = self._tokens_of(request.limit - len(request.prompt) if request.limit else request.params.max_tokens)
         if guest.welcome:
             self._usual_tokens += ENDS * (tokens - self._usual_tokens)
@@ -248,7 +247,7 @@ class AheadPolicy:
         mode = promise.mode
         if mode is None or promise.new:
             return None
-        return mode if promise.alone > 1 + LEAST + BEGIN else None
+        return mode if promise.alone > 1 + LEAST + BEGIN + self._losses.caution else None
 
     # ------------------------------------------------------------------ whom to ask
     def ask(self, requests: Sequence[Request], proposals: Sequence[Proposals], load: Load) -> list[Wishes]:
@@ -436,7 +435,7 @@ class AheadPolicy:
         """What makes most tokens per second, and for whom. No mode: plain steps do."""
         company = len(guests)
         plain = self.periods.of(None, company)
-        least = 1 + LEAST + (0 if any(g.mode is not None for g in guests) else BEGIN) + (0 if self._losses.few else CAUTION)
+        least = 1 + LEAST + (0 if any(g.mode is not None for g in guests) else BEGIN) + self._losses.caution
         found: Choice = (least * company / plain, None, [])
         for modes in self._shapes(set().union(*members.values()), load.room):
             own = [i for i, names in members.items() if modes[0].drafter in names]
