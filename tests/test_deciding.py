@@ -19,7 +19,7 @@ from headstart import rehearse
 from headstart.config import parse_speculative
 from headstart.core import Request, RequestSpeculation, SamplingParams, Verdict
 from headstart.policy import Load, StepTimes, Wish
-from headstart.policy.ahead import LATEST, LOOK, PASSED, QUIET, AheadPolicy
+from headstart.policy.ahead import EVERY, LATEST, LOOK, PASSED, QUIET, AheadPolicy
 from headstart.policy.outcomes import Guest, Outcomes, Own, Survival
 from headstart.policy.periods import Bustle, Mode, Periods, modes_of
 from headstart.policy.readings import STRANGERS, Readings
@@ -66,6 +66,7 @@ class Device:
     drafted: bool = False  # in the last step
     last: tuple[StepTimes, list[Request], list[Verdict]] | None = None  # a step that the policy has not heard of
     asked: tuple[list[Request], list[Any]] = ([], [])  # for whom and what, in the last step
+    repeats: bool = False  # the last step was like the one before it
     delay: float = 0.0  # by which it is longer
     getting_ready: float = 0.0  # seconds that a step takes longer while the host gets a newcomer ready,
     reading: float = 0.0  # and how much longer than that where a head is to read it
@@ -122,7 +123,8 @@ class Device:
             joining = {r.id for r, w in zip(running, wishes, strict=True) if "eagle3" in w} & self.resting
             self.resting -= joining
             wishes = [{} if r.id in joining else w for r, w in zip(running, wishes, strict=True)]
-            if self.asked != (running, wishes) or prompts:  # else the step is repeated
+            self.repeats = self.asked == (running, wishes) and not prompts
+            if not self.repeats:
                 self.asked = list(running), wishes
             wishes = self.asked[1]
         modes = [
@@ -158,6 +160,8 @@ class Device:
             times, running, verdicts = self.last
             self.clock += self.delay
             self.policy.learn(times._replace(period=times.period + self.delay), running, verdicts)
+            if self.repeats:  # so the host has nothing to do
+                self.policy.catch_up()
             self.last, self.delay = None, 0.0
 
     def _accepted(self, request: Request, mode: Mode | None) -> int:
@@ -372,6 +376,7 @@ def test_what_reading_takes_does_not_fall_as_requests_become_more() -> None:
 
 def test_a_decision_holds_until_there_is_time_for_the_next() -> None:
     p = policy()
+    p.catch_up = lambda: None  # the host has no time to spare
     device = Device(p)
     request = Device._request("code", 0, 1 << 20)
     device._step([request])
@@ -390,6 +395,7 @@ def test_a_decision_holds_until_there_is_time_for_the_next() -> None:
 def test_what_has_just_begun_is_looked_at_again_whatever_that_takes() -> None:
     """Else it would go on for as long as it takes to save up the time. Once; but each shape that is new as well."""
     p, made = policy(), []
+    p.catch_up = lambda: None
     device, request, decide = Device(p), Device._request("code", 0, 1 << 20), p._decide
     p._decide = lambda *args: (made.append(p._steps), decide(*args))
     device._step([request])
@@ -399,6 +405,44 @@ def test_what_has_just_begun_is_looked_at_again_whatever_that_takes() -> None:
     for _ in range(100):
         device._step([request])
     assert made[:2] == [0, LOOK] and len(made) <= 4 and sum(made) < 40
+
+
+def test_what_is_due_is_decided_while_the_device_is_at_work() -> None:
+    """And costs none of the time for decisions, unless the device had to wait."""
+    p = policy()
+    device, requests = Device(p), [Device._request("hard", i, 64) for i in range(4)]
+
+    def due() -> None:
+        p._steps, p._due, p._time, p._aside = EVERY, EVERY, 0.0, 0.0
+
+    def learn(seconds: float) -> None:
+        times = StepTimes(0, 0, 0, 0, 0, 0, 1e-3, produced=4, policy=seconds, asked=p._answers, drafted=[0] * 4)
+        p.learn(times, requests, [Verdict([], 0)] * 4)
+
+    device._step(requests)
+    p.clock, p._cost = itertools.count(0.0, 1e-4).__next__, 1e-4
+    due()
+    before = p.ask(requests, [{}] * 4, Load(4, 0, 0))
+    p.catch_up()
+    assert p._steps == 0 and p._time == 0.0, "it was decided"
+    learn(0.0)
+    assert p._hides and p._time > 0.0
+    assert any(before)
+    for mode in MODES:
+        hear(p.outcomes, mode, 0.01, 400)
+    due()
+    p.catch_up()
+    assert not p.holds(), "something else is wished for, and nobody has asked"
+    after = p.ask(requests, [{}] * 4, Load(4, 0, 0))
+    assert not any(after) and p.holds()
+    learn(1.0)
+    assert not p._hides and p._time < 0.0, "the device had waited"
+    due()
+    p.catch_up()
+    assert p._steps == EVERY, "so it takes time that was saved up"
+    p._hides, requests[0].finish_reason = True, "stop"
+    p.catch_up()
+    assert p._steps == EVERY, "somebody is about to go"
 
 
 def slow_clock(p: AheadPolicy, *ticks: float) -> None:
@@ -553,7 +597,7 @@ def test_what_drafts_brought_is_kept_too(tmp_path: Path) -> None:
 
 def test_one_short_answer_is_kept() -> None:
     p = policy()
-    Device(p).run(["code"], 1, 2, tokens=40)
+    Device(p).run(["code"], 1, 2, tokens=60)
     assert p.kept()["outcomes"] and not p._gone
 
 
@@ -640,7 +684,7 @@ def test_a_request_that_never_drafts_stays_as_it_was_known() -> None:
     own.add([0.6, 0.4], [20, 2, 0])
     before = own.worths([0.6, 0.4])
     for _ in range(10_000):
-        own.fade()
+        own.fade(16)
     assert before[-1] < own.worths([0.6, 0.4])[-1] == pytest.approx(1.0, abs=1e-3), "like the others, in the end"
 
 

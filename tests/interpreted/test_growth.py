@@ -104,11 +104,11 @@ def test_prompts_are_read_while_they_are_on_their_way(monkeypatch) -> None:
     e = engine(small(), CHAIN, head=eagle(), max_batch_tokens=12)
     read, followed, settle = [], [], e._settle
 
-    def settled(flight: Any) -> None:
+    def settled(flight: Any, following: Any = None) -> None:
         if flight.plan.num_prefill_tokens:
             read.append(flight.read)
             followed.append(flight.followed)
-        settle(flight)
+        settle(flight, following)
 
     monkeypatch.setattr(e, "_settle", settled)
     drafts, rs = Drafts(e), asked()

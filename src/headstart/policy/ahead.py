@@ -274,7 +274,9 @@ class AheadPolicy:
     def _think(self, requests: Sequence[Request], load: Load) -> list[Wishes]:
         self._read()
         guests = [self._guests.get(r.id) or self._guest(r) for r in requests]
-        if load.room > 0 and 2 * len(requests) >= load.num_running:  # else prompts fill the step: who drafts, is decided later
+        if (
+            load.room > 0 and 2 * len(requests) >= load.num_running
+        ):  # else prompts fill the step: who drafts, is decided later
             self._decide(requests, guests, load)
         return self._answer(requests, [g.wishes for g in guests])
 
@@ -442,7 +444,9 @@ class AheadPolicy:
             worths = [self.outcomes.worths(guests[i], modes[-1]) for i in own]
             for mode in modes:
                 speed, best = self._speed(mode, worths, [guests[i].mode == mode for i in own], company)
-                if 2 * len(best) > company and self._losses.few:  # few of many are no way to find out: that is what trials are for
+                if (
+                    2 * len(best) > company and self._losses.few
+                ):  # few of many are no way to find out: that is what trials are for
                     speed *= self.outcomes.curiosity(mode, guests[own[best[0]]].heat)
                 speed *= self._trusted(mode.drafter, company)
                 if speed > found[0]:
@@ -570,6 +574,7 @@ class AheadPolicy:
         self._now += len(steps)
         if times.asked is not stretch.asked:
             stretch = self._stretch = self._begin(times, requests)
+        waited = self._prompts  # the first of these did, for prompts
         self._attend(told, company, plain)
         if stretch.drafts:
             stretch.note([step[2] for step in steps])
@@ -584,7 +589,8 @@ class AheadPolicy:
             return
         self._kind, self._last = stretch.kind, company
         produced = sum([t.produced for t in told])
-        self._losses.add(seconds / plain - produced / company if stretch.drafts else deciding / plain, len(steps))
+        lost = (seconds - waited * periods[0]) / plain - (produced - waited * times.produced) / company
+        self._losses.add(lost if stretch.drafts else deciding / plain, len(steps))
         self._seen.add(len(steps), seconds, deciding, produced, company * seconds / plain)
         self.plain_steps += 0 if stretch.drafts else len(steps)
         if self._kind is not None and (not stretch.drafts or 2 * self._kind[1] > company):
