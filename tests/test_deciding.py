@@ -413,7 +413,7 @@ def test_what_is_due_is_decided_while_the_device_is_at_work() -> None:
     device, requests = Device(p), [Device._request("hard", i, 64) for i in range(4)]
 
     def due() -> None:
-        p._steps, p._due, p._time, p._aside = EVERY, EVERY, 0.0, 0.0
+        p._steps, p._due, p._time, p._aside, p._began = EVERY, EVERY, 0.0, 0.0, False
 
     def learn(seconds: float) -> None:
         times = StepTimes(0, 0, 0, 0, 0, 0, 1e-3, produced=4, policy=seconds, asked=p._answers, drafted=[0] * 4)
