@@ -428,6 +428,7 @@ def test_what_is_due_is_decided_while_the_device_is_at_work() -> None:
     learn(0.0)
     assert p._hides and p._time > 0.0
     assert any(before)
+    p.ask(requests, [{}] * 4, Load(4, 0, 0))
     for mode in MODES:
         hear(p.outcomes, mode, 0.01, 400)
     due()
