@@ -124,19 +124,23 @@ def test_panels_fit_the_terminal(columns: int, height: int) -> None:
 
 @pytest.mark.real
 def test_the_built_in_prompts() -> None:
-    found = json.loads(headstart("demo", "--json", "--max-tokens", "8").stdout)
+    found = json.loads(headstart("demo", "--json", "--max-tokens", "8", "--dtype", "float32").stdout)
     assert found["identical"] and found["model"] == "smollm2" and found["speculative"]["method"] == "auto"
 
 
 @pytest.mark.real
 def test_another_drafter_on_the_built_in_model() -> None:
-    found = json.loads(headstart("demo", "--json", "--max-tokens", "12", "--drafter", "ngram").stdout)
+    found = json.loads(
+        headstart("demo", "--json", "--max-tokens", "12", "--drafter", "ngram", "--dtype", "float32").stdout
+    )
     assert found["identical"] and found["speculative"]["method"] == "ngram"
     assert found["prompts"][0]["speculative"]["stats"]["block_efficiency"] > 1.5
 
 
 @pytest.mark.real
 def test_the_head_that_comes_along() -> None:
-    found = json.loads(headstart("demo", "--json", "--max-tokens", "16", "--drafter", "eagle3", "-k", "2").stdout)
+    found = json.loads(
+        headstart("demo", "--json", "--max-tokens", "16", "--drafter", "eagle3", "-k", "2", "--dtype", "float32").stdout
+    )
     assert found["identical"] and found["speculative"]["method"] == "eagle3"
     assert found["prompts"][1]["speculative"]["stats"]["block_efficiency"] > 1.5
