@@ -16,9 +16,9 @@ DEAREST = 3.0  # and what one step may count for, in plain ones
 HOPELESS = 2.0  # times what it takes that a trial costs at most of what brings less than half of what it would need,
 AT_LEAST, WORST = 0.25, 3.0  # times what was thought, that a trial counts for
 NEARLY = 0.8  # of what a trial costs, below which it is not looked at what it would cost now
-BEARABLE, FORGIVEN = 1.0, 0.003  # plain steps that may be lost before caution sets in, and how many a step forgives;
-CAUTION, MOST_CAUTION = 0.01, 0.1  # how much caution each of them brings, and the most
-CREDIT, HEAVY = 4.0, 20.0  # how much of a gain is held against later losses, and the most that is remembered of these
+BEARABLE, FORGIVEN = 1.0, 0.005  # plain steps that may be lost before caution sets in, and how many a step forgives;
+CAUTION = 0.005  # times what plain steps bring, that each of them makes drafts have to bring more
+CREDIT, HEAVY = 4.0, 6.0  # how much of a gain is held against later losses, and the most that is remembered of these
 FIRST, BOTHER = 0.5, 0.3  # how much of it trials are thought to take at first, and how far one moves that
 
 
@@ -39,8 +39,8 @@ class Losses:
 
     @property
     def caution(self) -> float:
-        """Times what plain steps bring, that drafts have to bring beyond what they would have to else."""
-        return min(MOST_CAUTION, CAUTION * max(0.0, self.steps - BEARABLE))
+        """How much more than else drafts have to bring, in times what plain steps do."""
+        return CAUTION * max(0.0, self.steps - BEARABLE)
 
 
 @dataclass
