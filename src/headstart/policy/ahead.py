@@ -42,6 +42,7 @@ TURNS = 0.5  # and how much longer a step with drafts then takes until that was 
 TOGETHER, QUIET = 8, 32  # steps that are learned from at once, at most; and where nobody drafts,
 PASSED = 96  # and how many are passed over then: plain steps are all alike
 LATEST = 2  # times as many are learned from though the device has to wait for that
+SOONEST = 2  # steps behind which a decision may be thought about anew
 LOOK, LOOKS = 4, 8  # drafts after which it is looked at what has just begun, and how often where it is hardly known
 DECIDING = 0.003  # share of the time that decisions may take: with many requests, they are taken less often
 USUAL = 2e-4  # seconds of a decision, at first,
@@ -109,9 +110,9 @@ class AheadPolicy:
         self._period = 0.0  # and how long it took, where that is to be learned if the next is of its kind
         self._time, self._cost = 1.0, USUAL  # seconds saved up for decisions, and those that one takes
         self._load = Load(1, 0, 0)  # of the last step that was asked about
-        self._decided = False  # behind the device's back, and nobody has asked since
-        self._aside = 0.0  # seconds of that,
-        self._hides = True  # and whether the device does not wait for it
+        self._decided = False  # something else is wished for, while the device was at work, and nobody has asked since
+        self._aside = 0.0  # seconds of the last such decision,
+        self._hides = True  # and whether the device did not wait for it
         self._readings, self._promises = Readings(), dict[tuple[Any, ...], Promise]()
         self._trials, self._losses = Trials(), Losses()
         self._unread: list[Step | Newcomer | Request] = []  # what is still to be learned from; requests: they are over
@@ -255,9 +256,8 @@ class AheadPolicy:
             return [{} for _ in requests]
         if not requests:
             return []
-        self._load = load
-        if self._decided or self.holds():
-            self._decided = False
+        self._load, decided, self._decided = load, self._decided, False
+        if decided or self.holds():
             if requests == self._asked:
                 return self._answers
             plans = self._plans
@@ -274,9 +274,7 @@ class AheadPolicy:
     def _think(self, requests: Sequence[Request], load: Load) -> list[Wishes]:
         self._read()
         guests = [self._guests.get(r.id) or self._guest(r) for r in requests]
-        if (
-            load.room > 0 and 2 * len(requests) >= load.num_running
-        ):  # else prompts fill the step: who drafts, is decided later
+        if load.room > 0:  # else prompts fill the step: who drafts, is decided later
             self._decide(requests, guests, load)
         return self._answer(requests, [g.wishes for g in guests])
 
@@ -344,7 +342,7 @@ class AheadPolicy:
                 self._watch = Watch()
             self._began = self._begins(before, guests, chosen, second)
             if self._began and self._due == EVERY:
-                self._due = max(2, -(-LOOK // max(1, len(chosen))))
+                self._due = max(SOONEST, -(-LOOK // max(1, len(chosen))))
         for i, (request, guest, nodes) in enumerate(zip(requests, guests, most, strict=True)):
             self._set(request, chosen.get(i), nodes)
             if guest.mode is None:
@@ -444,9 +442,8 @@ class AheadPolicy:
             worths = [self.outcomes.worths(guests[i], modes[-1]) for i in own]
             for mode in modes:
                 speed, best = self._speed(mode, worths, [guests[i].mode == mode for i in own], company)
-                if (
-                    2 * len(best) > company and self._losses.few
-                ):  # few of many are no way to find out: that is what trials are for
+                most = 2 * len(best) > company  # few of many are no way to find out: that is what trials are for
+                if most and self._losses.few:
                     speed *= self.outcomes.curiosity(mode, guests[own[best[0]]].heat)
                 speed *= self._trusted(mode.drafter, company)
                 if speed > found[0]:
@@ -504,8 +501,7 @@ class AheadPolicy:
         self._steps += 1
         self._time += DECIDING * times.period
         if self._aside:
-            seen = min(self._aside, times.policy)
-            self._hides, self._time, self._aside = 2 * seen < self._aside, self._time - seen, 0.0
+            self._charge_aside(times.policy)
         if self._passing and not self._drafts:
             self._passing -= 1
             self._passed.add(times)
@@ -516,18 +512,29 @@ class AheadPolicy:
         self._read_many(LATEST)
 
     def catch_up(self) -> None:
-        """And what is due is decided now: for those who are there, until others come."""
+        """And what is due is decided now, which costs nothing, for those who are there."""
         self._read_many()
-        due = self._steps >= self._due and (self._hides or self._may_decide)
-        if self._decided or not (due and self._asked) or self.rehearses or not self.periods.known:
-            return
-        if any(r.finish_reason is not None for r in self._asked) or self._load.room <= 0:
+        if not self._may_decide_aside:
             return
         before, saved = self._answers, self._time
-        if all(asked is wished for asked, wished in zip(before, self._think(self._asked, self._load), strict=True)):
-            self._answers = before
-        self._decided = self._answers is not before
+        wishes = self._think(self._asked, self._load)
+        self._decided = any(own is not was for own, was in zip(wishes, before, strict=True))
+        if not self._decided:
+            self._answers = before  # so that the step goes on repeating the last one
         self._time, self._aside = saved, self._cost
+
+    @property
+    def _may_decide_aside(self) -> bool:
+        """Not twice before somebody asks, nor where somebody is about to go."""
+        if self._decided or self.rehearses or not self.periods.known or self._load.room <= 0:
+            return False
+        due = self._steps >= self._due and (self._hides or self._may_decide)
+        return due and bool(self._asked) and all(r.finish_reason is None for r in self._asked)
+
+    def _charge_aside(self, visible: float) -> None:
+        """So long did the device wait for the policy in this step. What it has not seen is not charged."""
+        seen = min(self._aside, visible)
+        self._hides, self._time, self._aside = 2 * seen < self._aside, self._time - seen, 0.0
 
     def _read_many(self, times: int = 1) -> None:
         """Where there are so many times as many as are read together."""

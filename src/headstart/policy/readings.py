@@ -65,7 +65,7 @@ class Readings:
         saves = tokens * promise.seconds * (1 - 1 / gain) if gain > least else 0.0
         pays = saves > (cost if common else DOUBT * cost)
         if promise.new:  # the first few will tell, even where it would not come back
-            pays = gain > least and self._strangers[heat] < STRANGERS and cost < saves
+            pays = gain > least and self._strangers[heat] < STRANGERS and cost < tokens * promise.seconds
             self._strangers[heat] += pays
         told = bool(self._lines) or drafts or self._hoped < READINGS  # else nobody could tell what it takes
         hoped = not pays and may_try and self.saved >= cost and told
