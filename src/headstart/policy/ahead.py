@@ -29,9 +29,10 @@ from headstart.policy.periods import Bustle, Mode, Periods, is_wild, modes_of
 from headstart.policy.readings import READING, Promise, Readings
 from headstart.policy.shares import Share, about, heat_of
 from headstart.policy.stretches import Kind, Passed, Seen, Stretch, Watch
-from headstart.policy.trials import PROBES, Losses, Trials, drafts_of, steps_of
+from headstart.policy.trials import DEAREST, PROBES, Losses, Trials, drafts_of, steps_of
 
 EVERY = 16  # steps for which a decision holds,
+UNDER_WAY = 2  # and how many still run as before where it is taken while the device is at work,
 SOON = 4  # and where requests are new
 LOSING, LOSES = 6, 0.97  # steps with drafts, and of what plain ones bring, below which it is thought about anew;
 CLEARLY, LONG, MANY = 0.9, 16, 64  # and below which, over so many steps or drafts, the way itself is doubted,
@@ -99,6 +100,7 @@ class AheadPolicy:
         self._asked: list[Request] = []  # the last that were asked about,
         self._answers: list[Wishes] = []  # and what was wished for them,
         self._drafts = False  # if anything was
+        self._ran: Sequence[Request] = ()  # those of the last step that is over: nobody is asked while nobody drafts
         self._company = 0  # at the last decision
         self._doubts: dict[tuple[str, int], float] = {}  # times what is thought of drafters that have lost, by company
         self._stretch, self._seen, self._watch = Stretch(), Seen(), Watch()
@@ -165,6 +167,7 @@ class AheadPolicy:
             how = request.speculation.verification or self.config.verification
             welcome = sampling.can_ask(request) and (how != "rejection" or request.params.greedy)
             guest = self._guests[request.id] = Guest(heat_of(request), welcome)
+            self.outcomes.came += 1
         return guest
 
     def enlist(self, request: Request, load: Load) -> bool:
@@ -499,6 +502,7 @@ class AheadPolicy:
         if self.rehearses or not self.periods.known:
             return
         self._steps += 1
+        self._ran = requests
         self._time += DECIDING * times.period
         if self._aside:
             self._charge_aside(times.policy)
@@ -516,10 +520,15 @@ class AheadPolicy:
         self._read_many()
         if not self._may_decide_aside:
             return
-        before, saved = self._answers, self._time
-        wishes = self._think(self._asked, self._load)
-        self._decided = any(own is not was for own, was in zip(wishes, before, strict=True))
-        if not self._decided:
+        same, saved = self._ran == self._asked, self._time
+        before = self._answers if same else [self._plans.get(r.id, {}) for r in self._ran]
+        wishes = self._think(self._ran, self._load)
+        self._decided = wishes != before
+        if self._decided:
+            self._due += UNDER_WAY
+            self._beginning += UNDER_WAY
+            self._trials.wait(UNDER_WAY)
+        else:
             self._answers = before  # so that the step goes on repeating the last one
         self._time, self._aside = saved, self._cost
 
@@ -529,7 +538,7 @@ class AheadPolicy:
         if self._decided or self.rehearses or not self.periods.known or self._load.room <= 0:
             return False
         due = self._steps >= self._due and (self._hides or self._may_decide)
-        return due and bool(self._asked) and all(r.finish_reason is None for r in self._asked)
+        return due and bool(self._ran) and all(r.finish_reason is None for r in self._ran)
 
     def _charge_aside(self, visible: float) -> None:
         """So long did the device wait for the policy in this step. What it has not seen is not charged."""
@@ -548,6 +557,7 @@ class AheadPolicy:
         self._trials.saved += PROBES * passed.seconds
         self._readings.saved += READING * passed.seconds
         self._losses.add(passed.deciding / self.periods.of(None, max(1, self._last)), passed.steps)
+        self._turnover.add(passed.steps, passed.steps - passed.plain, passed.steps)
         self._now += passed.steps
         self.plain_steps += passed.plain
         self._seen.seconds += passed.seconds
@@ -596,7 +606,8 @@ class AheadPolicy:
             return
         self._kind, self._last = stretch.kind, company
         produced = sum([t.produced for t in told])
-        lost = (seconds - waited * periods[0]) / plain - (produced - waited * times.produced) / company
+        took = [min(p, DEAREST * plain) for p in periods[waited:]]
+        lost = sum(took) / plain - (produced - waited * times.produced) / company
         self._losses.add(lost if stretch.drafts else deciding / plain, len(steps))
         self._seen.add(len(steps), seconds, deciding, produced, company * seconds / plain)
         self.plain_steps += 0 if stretch.drafts else len(steps)

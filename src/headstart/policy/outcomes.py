@@ -45,7 +45,11 @@ TRUST_FADES, TRUST_PRIOR = (
     10.0,
 )  # how fast it is forgotten how far requests differ as they seem to; the first guess
 NEW, NEW_TRIES = 1.15, 8  # how much better a shape is taken to be of which so few drafts were seen
-WANES, LEFT = 0.01, 4.0  # how fast drafts count for less while none are seen, and for how many at least
+WANES, LEFT = 0.01, 4.0  # how fast drafts count for less while none are seen, and for how many at least,
+IDLE = 32  # steps without any that are told at once,
+RETURNS = 0.04  # and how fast drafts are then taken to be as usual, by requests that have come
+USUAL_FADES, USUAL_PRIOR = 0.0005, 6.0  # how fast that changes, by drafts, and for how many the first guess counts,
+KEPT = 60.0  # and one that was kept from the last time
 Tally = list[int]  # how many drafts brought 0, 1, ... tokens
 NOTHING: Tally = [0] * (DEEPEST + 1)
 Drafts = tuple[str, bool, int]  # of this drafter, whether they branch, and heat
@@ -112,15 +116,37 @@ class Trust:
 
 
 @dataclass
+class Usual:
+    """How often drafts are right over many texts, to depth 1, 2, ..."""
+
+    first: Sequence[float] = ()  # as was thought at first,
+    prior: float = USUAL_PRIOR  # which counts for so many drafts
+    tried: list[float] = field(default_factory=lambda: [0.0] * DEEPEST)
+    right: list[float] = field(default_factory=lambda: [0.0] * DEEPEST)
+
+    def add(self, reached: Sequence[float]) -> None:
+        left = (1 - USUAL_FADES) ** reached[0]
+        for k, (tried, right) in enumerate(itertools.pairwise(reached)):
+            self.tried[k] = left * self.tried[k] + tried
+            self.right[k] = left * self.right[k] + right
+
+    def by_depth(self) -> list[float]:
+        return _chances(self.tried, self.right, self.first, self.prior)
+
+
+@dataclass
 class Survival:
     """How often drafts that were right so far were right at depth 1, 2, ...: sums that fade with every step. Only drafts that
     went so deep tell about a depth."""
 
     before: Sequence[float]  # how often they are right to each depth, as was thought
     seen: int = 0  # drafts, of which not all speak for others
-    heard: int = 0  # after how many steps some were seen last
+    heard: int = 0  # after how many steps some were seen last,
+    aged: int = 0  # and until when it is told that there were none,
+    came: int = 0  # and how many requests had come by then
     tried: list[float] = field(default_factory=lambda: [0.0] * DEEPEST)
     right: list[float] = field(default_factory=lambda: [0.0] * DEEPEST)
+    usual: Usual = field(default_factory=Usual)
 
     @property
     def tries(self) -> float:
@@ -130,10 +156,12 @@ class Survival:
         left = (1 - FADES) ** steps
         self.tried, self.right = [left * x for x in self.tried], [left * x for x in self.right]
 
-    def wane(self, steps: int) -> None:
-        """None was seen in these steps. What is thought stays, and is given up sooner."""
+    def wane(self, steps: int, requests: int = 0) -> None:
+        """None was seen in these steps, in which so many requests have come. What is thought is given up sooner, and goes back
+        to what is usual: these may be other texts."""
         left = min(1.0, max((1 - WANES) ** steps, LEFT / max(LEFT, self.tries)))
-        self._think(self.by_depth(len(self.before)))
+        own, back = self.by_depth(len(self.before)), 1 - (1 - RETURNS) ** requests
+        self._think([a + back * (b - a) for a, b in zip(own, self.usual.by_depth(), strict=False)])
         self.tried, self.right = [left * x for x in self.tried], [left * x for x in self.right]
 
     def follow(self, chances: Sequence[float], drafts: float) -> None:
@@ -148,27 +176,31 @@ class Survival:
         for k, (above, chance) in enumerate(itertools.pairwise([1.0, *chances])):
             self.right[k] = self.tried[k] * chance / max(above, 1e-9)
 
-    def age(self, now: int, drafts: int) -> None:
-        """There are new ones, in so many of the last steps."""
-        if (idle := now - drafts - self.heard) > 0:
+    def age(self, now: int, drafts: int, came: int = 0) -> None:
+        """There are new ones, in so many of the last steps; so many requests have come in all."""
+        if (idle := now - drafts - self.aged) > 0:
             self.wane(idle)
         self.fade(drafts)
-        self.heard = now
+        self.heard, self.aged, self.came = now, now, came
+
+    def wait(self, now: int, came: int) -> bool:
+        """There are none. Was that so for long enough to think differently?"""
+        idle = now - self.aged
+        if idle < IDLE or not self.seen:
+            return False
+        self.wane(idle, came - self.came)
+        self.aged, self.came = now, came
+        return True
 
     def add(self, reached: Sequence[float]) -> None:
         """So many drafts were right for at least 0, 1, ... tokens."""
         for k, (tried, right) in enumerate(itertools.pairwise(reached)):
             self.tried[k] += tried
             self.right[k] += right
+        self.usual.add(reached)
 
     def by_depth(self, depth: int) -> list[float]:
-        prior = PRIOR * max(0.2, 1 - self.seen / PRIOR_SEEN)
-        out, so_far, above = [], 1.0, 1.0
-        for tried, right, thought in zip(self.tried, self.right, self.before[:depth], strict=False):
-            so_far *= (right + prior * thought / above) / (tried + prior)
-            out.append(so_far)
-            above = max(thought, 1e-9)
-        return out
+        return _chances(self.tried, self.right, self.before[:depth], PRIOR * max(0.2, 1 - self.seen / PRIOR_SEEN))
 
 
 @dataclass
@@ -206,6 +238,7 @@ class Outcomes:
         self._sums: defaultdict[str, Chances] = defaultdict(dict)  # and down to each depth; by drafter
         self._guessed: set[Drafts] = set()  # those that others were asked about, until more is heard
         self._steps = 0
+        self.came = 0  # requests, so far
         self._trust: dict[str, Trust] = {}  # by drafter
 
     def kept(self) -> list[dict[str, Any]]:
@@ -225,7 +258,7 @@ class Outcomes:
             falls = all(0 <= c <= above for above, c in zip([1.0, *chances], chances, strict=False))
             if not falls or len(chances) != len(FIRST.get(name, FIRST["head"])):
                 raise ValueError("no chances")
-            known = Survival(chances, seen=min(int(own["seen"]), PRIOR_SEEN))
+            known = Survival(chances, seen=min(int(own["seen"]), PRIOR_SEEN), usual=Usual(chances, KEPT))
             known.add([LEFT * c for c in (1.0, *chances)])
             out._survival[name, bool(own["tree"]), int(own["heat"])] = known
         return out
@@ -243,14 +276,15 @@ class Outcomes:
             known, mode = self._of(ways[way], heat), ways[way]
             reached, drafts = [_reached(g.logs[way], mode.depth) for g in own], (mode.drafter, mode.branches, heat)
             if drafts not in heard:
-                known.age(self._steps, max(r[0] for r in reached))
+                known.age(self._steps, max(r[0] for r in reached), self.came)
             heard[drafts] = heard.get(drafts, 0.0) + self._hear(known, mode, own, reached)
             for guest in own:
                 guest.logs[way][:] = NOTHING  # steps that repeat the last one go on writing here
         for drafts, count in heard.items():
             if count and _other(drafts) not in heard:
                 self._tell_other(drafts, count)
-        for drafter in {ways[way].drafter for way, _ in logs}:
+        missed = {drafts[0] for drafts, known in self._survival.items() if known.wait(self._steps, self.came)}
+        for drafter in missed | {ways[way].drafter for way, _ in logs}:
             self._general[drafter].clear()
             self._sums[drafter].clear()
             self._guessed = {key for key in self._guessed if key[0] != drafter}
@@ -346,7 +380,7 @@ class Outcomes:
         if known is None:
             known = self._survival[key] = Survival(())
         if known.tries < 1 and key not in self._guessed:
-            known.before = self._guess(*key)
+            known.before = known.usual.first = self._guess(*key)
             self._guessed.add(key)
         return known
 
@@ -358,6 +392,16 @@ class Outcomes:
             if near is not None and near.tries >= 1:
                 return _cooler(_tried(near.by_depth(DEEPEST), times), each)
         return _cooler(_tried(FIRST.get(name, FIRST["head"]), UNSEEN if wide else 1.0), cool)
+
+
+def _chances(tried: Sequence[float], right: Sequence[float], thought: Sequence[float], prior: float) -> list[float]:
+    """To be right to depth 1, 2, ..., where what is thought counts for so many tries at each."""
+    out, so_far, above = [], 1.0, 1.0
+    for n, came, chance in zip(tried, right, thought, strict=False):
+        so_far *= (came + prior * chance / above) / (n + prior)
+        out.append(so_far)
+        above = max(chance, 1e-9)
+    return out
 
 
 def _other(drafts: Drafts) -> Drafts:

@@ -55,6 +55,7 @@ class Bill:
     steps: int  # that tell,
     left: int  # and those that are still to be seen
     seconds: float = 0.0
+    before: int = 0  # steps that still run as if there were no trial
 
 
 class Trials:
@@ -108,6 +109,9 @@ class Trials:
         bill = self.bill
         if bill is None:
             return
+        if bill.before:
+            bill.before -= 1
+            return
         bill.left -= 1
         if company and not prompts:
             bill.seconds += min(times.period, DEAREST * plain) - plain * times.produced / (company * bill.gain)
@@ -115,6 +119,11 @@ class Trials:
             bill.seconds += bill.thought / bill.steps
         if not bill.left:
             self._settle(bill)
+
+    def wait(self, steps: int) -> None:
+        """A trial that has just begun shows only behind so many steps."""
+        if self.bill is not None and self.bill.left == self.bill.steps:
+            self.bill.before = steps
 
     def _settle(self, bill: Bill) -> None:
         """What a trial took beyond what was paid for it is owed: less is left for the next ones of that drafter. What it took

@@ -74,6 +74,16 @@ class Before(NamedTuple):
     drafts: bool = False  # and if there were any
 
 
+@dataclass
+class Flight:
+    """A step that runs, or has run, and that the policy was not told of yet."""
+
+    times: StepTimes
+    requests: Sequence[Request]
+    verdicts: Sequence[Verdict]
+    left: Sequence[Request]  # those that it has ended
+
+
 class Replay:
     """One trace, one policy: continuous batching, pieces of prompts, drafts, verdicts; as the engine does it."""
 
@@ -95,6 +105,8 @@ class Replay:
         self._resting: set[str] = set()  # requests that heads have left alone: they have to join again
         self._asked: list[Wishes] = []  # what drafters were asked for at first, in this step
         self._before, self._repeats = Before(), False  # the last step, and whether this one is like it
+        self._flight: Flight | None = None  # behind which the next step is launched, on a machine that drafts by itself
+        self._left: list[Request] = []  # those that this step has ended
         self.clock, self.out = 0.0, Outcome(entrant.name)
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
@@ -104,11 +116,13 @@ class Replay:
         while self._coming or self.waiting or self.running:
             self._arrive()
             self._step()
+        self._settle()
         self.out.latency /= count
         return self.out
 
     def _arrive(self) -> None:
         if not self.waiting and not self.running:
+            self._settle()
             self._before = Before()  # nothing of it is under way any more
             self.clock = max(self.clock, self._coming[0][1].source.arrival)
         while self._coming and self._coming[0][1].source.arrival <= self.clock:
@@ -145,6 +159,7 @@ class Replay:
         target, drafting = self.machine.forward(plan, rows, reach), sum(e.seconds for e in errands)
         deciding, reading = self._in_sight(plan, self._thought, self._reading(plan), any(map(len, trees)))
         self._account(drafting + reading, target, deciding, errands)
+        self._left = []
         verdicts = [self._verdict(p.request, t) for p, t in zip(ready, trees, strict=True)]
         self._commit(plan, trees, verdicts)
         produced = len(verdicts) + sum(len(v.accepted) for v in verdicts)
@@ -154,9 +169,27 @@ class Replay:
         times = StepTimes(
             drafting, target, 0, 0, rows, prefill, period, reach, seen, produced, deciding, self._asked, sizes
         )
-        self.policy.learn(times, [p.request for p in ready], verdicts)
+        if self._runs_behind:
+            self._settle()  # the step before: this one was launched before it was over
+        self._flight = Flight(times, [p.request for p in ready], verdicts, self._left)
+        if not self._runs_behind:
+            self._settle()
+
+    @property
+    def _runs_behind(self) -> bool:
+        """Is a step launched before the policy knows what the last one brought?"""
+        return self.machine.ahead and isinstance(self.policy, AheadPolicy)
+
+    def _settle(self) -> None:
+        """The policy is told of the step that is under way. Where the next one repeats it, there is time to think before."""
+        if (flight := self._flight) is None:
+            return
+        self._flight = None
         if self._repeats:
             self.policy.catch_up()
+        for request in flight.left:
+            self.policy.release(request)
+        self.policy.learn(flight.times, flight.requests, flight.verdicts)
 
     def _measured(self, errands: Sequence[Errand]) -> tuple[Errand, ...]:
         """What a clock would have shown. Noise troubles the policy alone: what is compared are true times."""
@@ -302,7 +335,7 @@ class Replay:
         self.out.latency += self.clock - answers.source.arrival
         for drafter in self._real.values():
             drafter.release(_view(request, 0))
-        self.policy.release(request)
+        self._left.append(request)
 
     def _account(self, drafting: float, target: float, deciding: float, errands: Sequence[Errand]) -> None:
         period = drafting + target + deciding + self.machine.around
