@@ -813,7 +813,7 @@ def test_modes_that_one_text_has_no_room_for_are_tried_in_several(monkeypatch, m
         played.append([])
         yield []
 
-    monkeypatch.setattr(rehearse, "_running", running)
+    monkeypatch.setattr(rehearse, "running", running)
     monkeypatch.setattr(rehearse, "_made_up", lambda *args: ())
     monkeypatch.setattr(rehearse, "_seconds", lambda engine: 0.5)
     own = SimpleNamespace(order=lambda ordered: played[-1].extend(ordered), ordered=())

@@ -40,6 +40,7 @@ ORDER = [
     "drafting",
     "engine",
     "rehearse",
+    "tryouts",
     "loop",
     "llm",
     "server",

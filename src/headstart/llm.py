@@ -675,7 +675,7 @@ def start_engine(
     if isinstance(policy, AdaptivePolicy):
         _measure(engine, policy, _store(model, runner, engine_config))
     elif isinstance(policy, AheadPolicy):
-        _rehearse(engine, policy, _store(model, runner, engine_config, engine.drafting))
+        _rehearse(engine, policy, model, _store(model, runner, engine_config, engine.drafting))
     if engine_config.record is not None:  # from here on: what was made up to measure is no traffic
         _record(engine, engine_config.record)
     return EngineLoop(engine)
@@ -693,14 +693,17 @@ def _record(engine: Any, path: str) -> None:
     engine.policy, engine.at_end = recording, at_end
 
 
-def _rehearse(engine: Any, policy: AheadPolicy, store: Store) -> None:
-    """How long steps take on this device, with each way to draft: as the last time, or measured. Else there are no drafts."""
+def _rehearse(engine: Any, policy: AheadPolicy, model: Loaded, store: Store) -> None:
+    """How long steps take on this device, with each way to draft, and what drafts bring: as the last time, or measured. Else
+    there are no drafts."""
     from headstart.engine import StepFailed
     from headstart.rehearse import rehearse
+    from headstart.tryouts import try_out
 
     store.load(policy)
     try:
-        if rehearse(engine, policy):
+        measured = rehearse(engine, policy)
+        if try_out(engine, policy, model) or measured:
             store.save(policy)
         if policy.periods.known:
             engine.at_end = lambda: store.save(policy)  # what drafts bring is worth knowing the next time, too

@@ -93,7 +93,7 @@ def prepare(engine: Engine) -> None:
     _prepare(engine, modes)
     words = _words(engine)
     for company, name in itertools.product(companies(engine, modes), modes or (None,)):
-        with _running(engine, _made_up(engine, words, company, name)) as requests:
+        with running(engine, _made_up(engine, words, company, name)) as requests:
             _reach(engine, requests, WARM)
 
 
@@ -172,7 +172,7 @@ def _play(
     found: dict[Mode | None, float] = {}
     together = _at_a_time(engine)
     for first in range(0, len(modes), together):
-        with _running(engine, _made_up(engine, words, company, name)) as requests:
+        with running(engine, _made_up(engine, words, company, name)) as requests:
             policy.ordered = ()
             _reach(engine, requests, 1)
             for mode in modes[first : first + together]:
@@ -212,7 +212,7 @@ def _mix(engine: Engine, policy: AheadPolicy, words: Sequence[int], company: int
     and reads by the host's hand what is computed of the others, while some come for it and go; then it joins again."""
     own, name = (company - 1) // 2, head.drafter  # of those who stay: the head alone may serve them
     stay = [*_made_up(engine, words, own, name), *_made_up(engine, words, company - 1 - own, AUTO, own)]
-    with _running(engine, stay) as requests:
+    with running(engine, stay) as requests:
         policy.order([])
         _reach(engine, requests, 1)
         _go_on(engine, policy, head)
@@ -268,7 +268,7 @@ def _gaps(engine: Engine, company: int, others: Iterable[Request], coming: Seque
     most, engine.scheduler.max_num_seqs = engine.scheduler.max_num_seqs, company
     ends = [time.perf_counter()]
     try:
-        with _running(engine, [*others, *coming]):
+        with running(engine, [*others, *coming]):
             while len(ends) <= len(coming):
                 engine.step()
                 over = sum(r.finish_reason is not None for r in coming)
@@ -279,7 +279,7 @@ def _gaps(engine: Engine, company: int, others: Iterable[Request], coming: Seque
 
 
 @contextlib.contextmanager
-def _running(engine: Engine, made_up: Iterable[Request]) -> Iterator[list[Request]]:
+def running(engine: Engine, made_up: Iterable[Request]) -> Iterator[list[Request]]:
     """These come, and leave nothing behind."""
     requests = list(made_up)
     for request in requests:

@@ -24,7 +24,7 @@ from headstart.core import Request, Tree, Verdict
 from headstart.policy import Choices, Load, Proposals, StepTimes, Wish, Wishes
 from headstart.policy.explain import Explanation, Tried
 from headstart.policy.fixed import FixedPolicy
-from headstart.policy.outcomes import Guest, Outcomes
+from headstart.policy.outcomes import NOTHING, Guest, Outcomes, Tally
 from headstart.policy.periods import Bustle, Mode, Periods, is_wild, modes_of
 from headstart.policy.readings import READING, Promise, Readings
 from headstart.policy.shares import Share, about, heat_of
@@ -79,7 +79,8 @@ class AheadPolicy:
         self.periods, self.outcomes, self._bustle = Periods(), Outcomes(), Bustle()
         self.clock = time.perf_counter  # what tells how long decisions take
         self.ordered: Sequence[Mode] = ()  # what a rehearsal is to do,
-        self.rehearses = False  # while it lasts
+        self.rehearses = False  # while it lasts,
+        self.tally: Tally = NOTHING.copy()  # and what drafts brought in it, since something was ordered
         self.plain_steps = 0
         self.yields = Share(0.03)  # tokens that came, of those that plain steps would have brought in the same time
         self._guests: dict[str, Guest] = {}
@@ -132,7 +133,7 @@ class AheadPolicy:
     # ------------------------------------------------------------------ rehearsals
     def order(self, modes: Sequence[Mode]) -> None:
         """From now on each request drafts the first of these ways whose drafter may serve it."""
-        self.ordered, self._due = modes, 0
+        self.ordered, self._due, self.tally = modes, 0, NOTHING.copy()
 
     def forget_periods(self) -> None:
         """Nothing is known, so nobody drafts."""
@@ -428,7 +429,8 @@ class AheadPolicy:
         if self._way is not None and self._way.drafter == mode.drafter and 1 + HOPED * each < gain * (1 + needs):
             return []  # nor could another shape of what drafts now, if it brought so much more than is thought
         count = min({len(new) or 1, max(1, len(own) // 8), len(own)}, key=lambda n: costs(n) / drafts_of(n))
-        free = self._way is None and self._losses.few and self.outcomes.is_new(mode, guests[own[0]].heat)
+        untried = self._losses.few or _shape(mode) not in self._heard  # those that were read are there to be tried
+        free = self._way is None and untried and self.outcomes.is_new(mode, guests[own[0]].heat)
         price = costs(count) + self._cost
         if not self._trials.pay(mode.drafter, price, gain, count, needs / max(each, 1e-9), free, company):
             return []
@@ -499,7 +501,11 @@ class AheadPolicy:
     # ------------------------------------------------------------------ after the step
     def learn(self, times: StepTimes, requests: Sequence[Request], verdicts: Sequence[Verdict]) -> None:
         """It is put aside until something depends on it: to read some steps together takes a fraction of the time."""
-        if self.rehearses or not self.periods.known:
+        if self.rehearses:
+            for verdict, nodes in zip(verdicts, times.drafted, strict=False):
+                self.tally[len(verdict.accepted)] += nodes > 0
+            return
+        if not self.periods.known:
             return
         self._steps += 1
         self._ran = requests

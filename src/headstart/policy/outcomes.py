@@ -44,12 +44,13 @@ TRUST_FADES, TRUST_PRIOR = (
     0.002,
     10.0,
 )  # how fast it is forgotten how far requests differ as they seem to; the first guess
-NEW, NEW_TRIES = 1.15, 8  # how much better a shape is taken to be of which so few drafts were seen
+NEW, NEW_TRIES = 1.15, 6  # how much better a shape is taken to be of which fewer drafts were seen: as many as a trial makes
 WANES, LEFT = 0.01, 4.0  # how fast drafts count for less while none are seen, and for how many at least,
 IDLE = 32  # steps without any that are told at once,
 RETURNS = 0.04  # and how fast drafts are then taken to be as usual, by requests that have come
 USUAL_FADES, USUAL_PRIOR = 0.0005, 6.0  # how fast that changes, by drafts, and for how many the first guess counts,
-KEPT = 60.0  # and one that was kept from the last time
+KEPT = 60.0  # and one that was tried out or kept from the last time
+HARDER = 0.9  # times as likely is each next token right as it was when that was tried out: real texts may be harder
 Tally = list[int]  # how many drafts brought 0, 1, ... tokens
 NOTHING: Tally = [0] * (DEEPEST + 1)
 Drafts = tuple[str, bool, int]  # of this drafter, whether they branch, and heat
@@ -244,9 +245,9 @@ class Outcomes:
     def kept(self) -> list[dict[str, Any]]:
         """What drafts bring, as JSON can say it."""
         return [
-            {"drafter": name, "tree": wide, "heat": heat, "seen": known.seen, "chances": known.by_depth(DEEPEST)}
+            {"drafter": name, "tree": wide, "heat": heat, "seen": known.seen, "chances": known.usual.by_depth()}
             for (name, wide, heat), known in self._survival.items()
-            if known.seen >= NEW_TRIES
+            if known.seen >= NEW_TRIES or known.usual.prior == KEPT
         ]
 
     @classmethod
@@ -256,12 +257,35 @@ class Outcomes:
         for own in kept:
             name, chances = str(own["drafter"]), [float(c) for c in own["chances"]]
             falls = all(0 <= c <= above for above, c in zip([1.0, *chances], chances, strict=False))
-            if not falls or len(chances) != len(FIRST.get(name, FIRST["head"])):
+            if not falls or len(chances) != len(_first(name)):
                 raise ValueError("no chances")
-            known = Survival(chances, seen=min(int(own["seen"]), PRIOR_SEEN), usual=Usual(chances, KEPT))
-            known.add([LEFT * c for c in (1.0, *chances)])
-            out._survival[name, bool(own["tree"]), int(own["heat"])] = known
+            out._begin((name, bool(own["tree"]), int(own["heat"])), chances, int(own["seen"]))
         return out
+
+    def _begin(self, drafts: Drafts, chances: Sequence[float], seen: int) -> None:
+        """The best guess, until drafts are seen."""
+        known = self._survival[drafts] = Survival(chances, seen=min(seen, PRIOR_SEEN), usual=Usual(chances, KEPT))
+        known.add([LEFT * c for c in (1.0, *chances)])
+
+    def knows(self, mode: Mode) -> bool:
+        """What such drafts bring where nothing is drawn at random."""
+        known = self._survival.get((mode.drafter, mode.branches, 0))
+        return known is not None and known.usual.prior == KEPT
+
+    def expect(self, mode: Mode, tally: Tally) -> None:
+        """Drafts were tried out, and so many brought 0, 1, ... tokens: others will bring about as much."""
+        reached = _reached(tally, mode.depth)
+        if reached[0] < NEW_TRIES:
+            return
+        chances = _cooler([n / reached[0] for n in reached[1:]], HARDER)
+        each = chances[-1] / max(chances[-2], 1e-9) if len(chances) > 1 else chances[-1]  # deeper, as the last one
+        while len(chances) < len(_first(mode.drafter)):
+            chances.append(each * chances[-1])
+        self._begin((mode.drafter, mode.branches, 0), chances[: len(_first(mode.drafter))], 0)
+        chain, trees = (self._survival.get((mode.drafter, wide, 0)) for wide in (False, True))
+        if chain is not None and trees is not None and 0 < chain.before[0] < 1 and trees.before[0] < 1:
+            width = math.log(1 - trees.before[0]) / math.log(1 - chain.before[0])
+            self._widths[mode.drafter] = min(WIDEST, max(NARROWEST, width))
 
     def digest(self, guests: Iterable[Guest], ways: Sequence[Mode], steps: int) -> None:
         """So many steps are over: read their logs."""
@@ -391,7 +415,12 @@ class Outcomes:
             near = self._survival.get(key)
             if near is not None and near.tries >= 1:
                 return _cooler(_tried(near.by_depth(DEEPEST), times), each)
-        return _cooler(_tried(FIRST.get(name, FIRST["head"]), UNSEEN if wide else 1.0), cool)
+        return _cooler(_tried(_first(name), UNSEEN if wide else 1.0), cool)
+
+
+def _first(drafter: str) -> Sequence[float]:
+    """What its drafts bring, until some have been seen."""
+    return FIRST.get(drafter, FIRST["head"])
 
 
 def _chances(tried: Sequence[float], right: Sequence[float], thought: Sequence[float], prior: float) -> list[float]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import re
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from headstart.config import SpeculativeConfig
 from headstart.core import Request
@@ -18,10 +21,10 @@ from headstart.policy.ahead import AheadPolicy
 from headstart.policy.costs import ROWS, Costs
 from headstart.policy.fixed import FixedPolicy
 from headstart.policy.goodput import GoodputPolicy
-from headstart.policy.periods import COMPANIES, PROMPT
-from headstart.simulate.answers import DEEPEST
+from headstart.policy.periods import COMPANIES, PROMPT, Mode
+from headstart.simulate.answers import DEEPEST, WIDER
 from headstart.simulate.machines import Machine
-from headstart.traffic import Trace
+from headstart.traffic import KINDS, Trace
 
 DECIDING = ("auto", "adaptive", "ahead")  # what they hear
 WIDEST = 64  # nodes of a tree
@@ -96,7 +99,19 @@ def _rehearsed(policy: AheadPolicy, machine: Machine, noise: Noise) -> AheadPoli
             policy.periods.put(mode, company, _median(noise, machine.step(mode, company)))
     for name, work in machine.reading.items():
         policy.periods.put_reading(name, 1, _median(noise, work.of(1, PROMPT) + machine.changing))
+    for mode in policy.modes([name for name in machine.work if name not in WEIGHTLESS]):
+        policy.outcomes.expect(mode, _tried_out(mode))
     return policy
+
+
+def _tried_out(mode: Mode) -> list[int]:
+    """How many of some drafts bring 0, 1, ... tokens on the texts that one tries out: those of `traffic.KINDS`, but noise."""
+    ranges = [own[""][1:] for kind, own in KINDS.items() if kind != "noise"]
+    chances = np.concatenate([np.linspace(low, high, 100) for low, high in ranges])
+    if mode.branches:
+        chances = 1 - (1 - chances) ** WIDER
+    reached = [*(float(np.mean(chances**k)) for k in range(mode.depth + 1)), 0.0]
+    return [round(1000 * (some - more)) for some, more in itertools.pairwise(reached)]
 
 
 def _median(noise: Noise, seconds: float) -> float:
