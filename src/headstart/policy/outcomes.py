@@ -37,20 +37,23 @@ PRIOR, PRIOR_SEEN = 6.0, 100  # drafts that this counts for, and after how many 
 FADES = 0.01  # how fast what drafts brought is forgotten, by steps,
 OWN_FADES = 0.04  # and of one request, by drafts,
 COPIES_FADE = 0.12  # where they are copied from the text: that ends all at once
-RELIEF = 0.997  # what is left of a request's own past after a step in which it has no draft: texts change
+RELIEF = 0.998  # what is left of a request's own past after a step in which it has no draft: texts change
 OWN_PRIOR = 6.0  # drafts that "it is like the others" counts for
 COUNTED = 32  # drafts of a request that speak for all
 TRUST_FADES, TRUST_PRIOR = (
     0.002,
     10.0,
 )  # how fast it is forgotten how far requests differ as they seem to; the first guess
-NEW, NEW_TRIES = 1.15, 6  # how much better a shape is taken to be of which fewer drafts were seen: as many as a trial makes
+NEW, NEW_TRIES = (
+    1.15,
+    6,
+)  # how much better a shape is taken to be of which fewer drafts were seen: as many as a trial makes
 WANES, LEFT = 0.01, 4.0  # how fast drafts count for less while none are seen, and for how many at least,
 IDLE = 32  # steps without any that are told at once,
 RETURNS = 0.04  # and how fast drafts are then taken to be as usual, by requests that have come
 USUAL_FADES, USUAL_PRIOR = 0.0005, 6.0  # how fast that changes, by drafts, and for how many the first guess counts,
 KEPT = 60.0  # and one that was tried out or kept from the last time
-HARDER = 0.9  # times as likely is each next token right as it was when that was tried out: real texts may be harder
+HARDER = 0.85  # times as likely is each next token right as it was when that was tried out: real texts may be harder
 Tally = list[int]  # how many drafts brought 0, 1, ... tokens
 NOTHING: Tally = [0] * (DEEPEST + 1)
 Drafts = tuple[str, bool, int]  # of this drafter, whether they branch, and heat
@@ -148,6 +151,9 @@ class Survival:
     tried: list[float] = field(default_factory=lambda: [0.0] * DEEPEST)
     right: list[float] = field(default_factory=lambda: [0.0] * DEEPEST)
     usual: Usual = field(default_factory=Usual)
+
+    def __post_init__(self) -> None:
+        self.usual.first = self.usual.first or self.before
 
     @property
     def tries(self) -> float:
