@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import itertools
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from headstart import rehearse
+from headstart import rehearse, tryouts
 from headstart.engine import Engine
 from headstart.models import kernel_runner
 from headstart.models.heads.grower import Grower
@@ -121,6 +122,30 @@ def test_a_rehearsal_measures_every_mode_and_leaves_nothing(monkeypatch) -> None
     assert policy._ends == AheadPolicy(policy.config, policy.choices)._ends, "texts that were made up are no answers"
     monkeypatch.setattr(rehearse, "ALIKE", 1e6)
     assert not rehearse.rehearse(e, policy), "what is known still holds"
+    assert run(e, asked(6)) == [text[:6] for text in wanted(LONG)]
+
+
+def test_drafts_are_tried_out_on_questions_before_anybody_asks(monkeypatch) -> None:
+    """What they bring there is what they really bring; and nothing is left of it but that."""
+    e, policy = decided(eagle3=1.01)
+    monkeypatch.setattr(tryouts, "questions", lambda model, most: [list(r.prompt) for r in asked(6)])
+    monkeypatch.setattr(tryouts, "ANSWER", 6)
+    told: dict[Mode, list[int]] = {}
+    expect = policy.outcomes.expect
+    monkeypatch.setattr(policy.outcomes, "expect", lambda m, tally: (told.update({m: tally}), expect(m, tally)))
+    rs, add = list[Any](), e.add
+    monkeypatch.setattr(e, "add", lambda r: (rs.append(r), add(r)))
+    assert tryouts.try_out(e, policy, SimpleNamespace(eos_ids=frozenset()))
+    assert set(told) == {Mode("eagle3", 3, 3), Mode("eagle3", 5, 3)}, "the longest chain, and the largest tree"
+    assert e.idle and e.pool.num_used == 0 and not policy.rehearses and not policy.ordered
+    assert all(policy.outcomes.knows(m) and policy.outcomes.is_new(m, 0) for m in told)
+    for mode, own in zip(told, (rs[: len(rs) // 2], rs[len(rs) // 2 :]), strict=True):
+        more = sum(told[mode]) - sum(r.stats.steps - 1 for r in own)
+        assert 0 <= more <= len(own), "each step but that of the prompt had a draft; one may come behind the end"
+        brought = sum(k * n for k, n in enumerate(told[mode]))
+        assert brought >= sum(r.stats.accepted for r in own) > brought - 3 * len(own)
+    assert any(r.stats.accepted for r in rs)
+    assert not tryouts.try_out(e, policy, SimpleNamespace(eos_ids=frozenset())), "what is known is not tried again"
     assert run(e, asked(6)) == [text[:6] for text in wanted(LONG)]
 
 
