@@ -18,15 +18,15 @@ import pytest
 from headstart import rehearse
 from headstart.config import parse_speculative
 from headstart.core import Request, RequestSpeculation, SamplingParams, Verdict
-from headstart.policy import Load, StepTimes, Wish
-from headstart.policy.ahead import EVERY, LATEST, LOOK, PASSED, QUIET, AheadPolicy
-from headstart.policy.outcomes import Guest, Outcomes, Own, Survival
+from headstart.policy import Load, StepTimes, Wish, trials
+from headstart.policy.ahead import EVERY, LATEST, LOOK, PASSED, QUIET, UNDER_WAY, AheadPolicy
+from headstart.policy.outcomes import HARDER, Guest, Outcomes, Own, Survival
 from headstart.policy.periods import Bustle, Mode, Periods, modes_of
 from headstart.policy.readings import STRANGERS, Readings
 from headstart.policy.shares import Share
 from headstart.policy.store import Store
 from headstart.policy.stretches import Watch
-from headstart.policy.trials import PROBES, Trials, drafts_of
+from headstart.policy.trials import DEAREST, PROBES, Trials, drafts_of
 from headstart.shapes import within
 from tests import harness, tiny
 
@@ -428,24 +428,120 @@ def test_what_is_due_is_decided_while_the_device_is_at_work() -> None:
     p.catch_up()
     assert p._steps == 0 and p._time == 0.0, "it was decided"
     learn(0.0)
-    assert p._hides and p._time > 0.0
-    assert any(before)
+    assert p._shows == 0.0 and p._time > 0.0
+    assert any(before) and p._due <= EVERY, "nothing changes, so it holds from now on"
     p.ask(requests, [{}] * 4, Load(4, 0, 0))
     for mode in MODES:
         hear(p.outcomes, mode, 0.01, 400)
     due()
     p.catch_up()
     assert not p.holds(), "something else is wished for, and nobody has asked"
+    assert p._due == EVERY + UNDER_WAY, "it shows only in the step behind those that are under way"
     after = p.ask(requests, [{}] * 4, Load(4, 0, 0))
     assert not any(after) and p.holds()
     learn(1.0)
-    assert not p._hides and p._time < 0.0, "the device had waited"
+    assert 0.0 < p._shows < 0.5 and p._time < 0.0, "the device had waited"
     due()
     p.catch_up()
     assert p._steps == EVERY, "so it takes time that was saved up"
-    p._hides, requests[0].finish_reason = True, "stop"
+    p._time, requests[0].finish_reason = 1.0, "stop"
     p.catch_up()
     assert p._steps == EVERY, "somebody is about to go"
+
+
+def test_a_trial_that_is_decided_on_aside_makes_the_drafts_it_is_for() -> None:
+    """Two steps still run as before it; neither do they count as steps of the trial, nor for what it took."""
+    p = policy()
+    requests, device = [Device._request("hard", i, 1 << 20) for i in range(16)], Device(p)
+    device._step(requests)
+    hear(p.outcomes, CHAIN, 0.01, 400)
+    plain = p.periods.of(None, 16)
+
+    def learn(asked: list[dict[str, Wish]]) -> None:
+        drafted = [own["eagle3"].nodes if "eagle3" in own else 0 for own in asked]
+        times = StepTimes(0, 0, 0, 0, 0, 0, plain, produced=16, asked=asked, drafted=drafted)
+        p.learn(times, requests, [Verdict([], 0)] * 16)
+
+    for _ in range(200):  # it is due while nobody drafts, and there is time for a trial
+        p._steps, p._due, p._time, p._began, p._trying, p._trials.bill = EVERY, EVERY, 0.0, False, False, None
+        before, p._trials.saved = p._answers, 1.0
+        p.catch_up()
+        if p._trying and any("eagle3" in own for own in p._answers):
+            break
+        p._decided = False
+        learn(p._answers)
+    count = sum("eagle3" in own for own in p._answers)
+    assert p._trying and 0 < count <= 16
+    bill = p._trials.bill
+    assert bill is not None and bill.left == bill.steps
+    for _ in range(UNDER_WAY):
+        learn(before)
+    p._read()
+    assert bill.left == bill.steps and bill.seconds == 0.0
+    asked = p.ask(requests, [{}] * 16, Load(16, 0, 0))
+    steps = 0
+    while p.holds():
+        learn(asked)
+        steps += 1
+    assert steps == trials.steps_of(count)
+
+
+def test_one_step_that_takes_wildly_long_does_not_fill_what_was_lost() -> None:
+    p = policy()
+    requests, device = [Device._request("code", i, 1 << 20) for i in range(4)], Device(p)
+    device._step(requests)
+    asked, plain = p._answers, p.periods.of(None, 4)
+    assert any(asked)
+    p._read()
+    p._losses.steps = 0.0
+    p.learn(
+        StepTimes(0, 0, 0, 0, 12, 0, 1e3 * plain, produced=4, asked=asked, drafted=[2] * 4),
+        requests,
+        [Verdict([], 0)] * 4,
+    )
+    p._read()
+    assert 0.0 < p._losses.steps <= DEAREST
+
+
+def test_what_is_thought_of_drafts_goes_back_to_what_is_usual_as_others_come() -> None:
+    """Many good texts, then one kind that is bad: while nobody is asked about those who come, they may be good again."""
+    outcomes = Outcomes()
+    for seed in range(40):
+        hear(outcomes, CHAIN, 0.7, 16, seed)
+    good = outcomes.brings(CHAIN, 0)
+    for seed in range(20):
+        hear(outcomes, CHAIN, 0.05, 16, seed)
+    bad = outcomes.brings(CHAIN, 0)
+    assert bad < 0.5 * good
+    outcomes.digest([], [CHAIN], 400)
+    assert outcomes.brings(CHAIN, 0) == pytest.approx(bad, rel=0.01), "nobody came"
+    for came in (8, 40):
+        outcomes.came += came
+        before = outcomes.brings(CHAIN, 0)
+        outcomes.digest([], [CHAIN], 400)
+        assert before < outcomes.brings(CHAIN, 0) < good
+    back = outcomes.brings(CHAIN, 0)
+    assert back > 0.5 * good > 2 * bad
+    hear(outcomes, CHAIN, 0.05, 16)
+    assert outcomes.brings(CHAIN, 0) < 0.7 * back, "a few drafts tell that they are not"
+
+
+def test_what_was_tried_out_is_the_first_guess_and_no_more() -> None:
+    outcomes = Outcomes()
+    assert not outcomes.knows(CHAIN)
+    outcomes.expect(Mode("eagle3", 4, 4), [40, 30, 20, 6, 4, 0, 0, 0, 0])
+    outcomes.expect(TREE, [20, 25, 25, 10, 10, 10, 0, 0, 0])
+    assert outcomes.knows(CHAIN) and outcomes.knows(TREE) and not outcomes.knows(NGRAM)
+    assert outcomes.is_new(CHAIN, 0), "real texts are still to be seen"
+    first, second = outcomes.general(CHAIN, 0)
+    assert first == pytest.approx(0.6 * HARDER) and second == pytest.approx(0.3 * HARDER**2)
+    assert outcomes.brings(TREE, 0) > outcomes.brings(CHAIN, 0) > outcomes.brings(CHAIN, 3) > 0
+    outcomes.expect(NGRAM, [1, 1, 0, 0, 0, 0, 0, 0, 0])
+    assert not outcomes.knows(NGRAM), "two drafts tell nothing"
+    again = Outcomes.recall(json.loads(json.dumps(outcomes.kept())))
+    assert again.knows(TREE) and again.brings(TREE, 0) == pytest.approx(outcomes.brings(TREE, 0))
+    hear(outcomes, CHAIN, 0.02, 40)
+    assert outcomes.brings(CHAIN, 0) < 0.3 * again.brings(CHAIN, 0)
 
 
 def slow_clock(p: AheadPolicy, *ticks: float) -> None:

@@ -47,6 +47,7 @@ SOONEST = 2  # steps behind which a decision may be thought about anew
 LOOK, LOOKS = 4, 8  # drafts after which it is looked at what has just begun, and how often where it is hardly known
 DECIDING = 0.003  # share of the time that decisions may take: with many requests, they are taken less often
 USUAL = 2e-4  # seconds of a decision, at first,
+SHOWS = 0.2  # how fast it is learned how much of them the device waits for,
 OWED = 1  # decisions for which the time may be saved up behind them,
 LONGER = 1.5  # and how many times the last one it may be: what takes much longer was held up by something else
 TOKENS = 256.0  # behind which an answer ends by itself, until some have been seen,
@@ -115,7 +116,7 @@ class AheadPolicy:
         self._load = Load(1, 0, 0)  # of the last step that was asked about
         self._decided = False  # something else is wished for, while the device was at work, and nobody has asked since
         self._aside = 0.0  # seconds of the last such decision,
-        self._hides = True  # and whether the device did not wait for it
+        self._shows = 0.0  # and what share of them the device waits for, lately
         self._readings, self._promises = Readings(), dict[tuple[Any, ...], Promise]()
         self._trials, self._losses = Trials(), Losses()
         self._unread: list[Step | Newcomer | Request] = []  # what is still to be learned from; requests: they are over
@@ -543,13 +544,14 @@ class AheadPolicy:
         """Not twice before somebody asks, nor where somebody is about to go."""
         if self._decided or self.rehearses or not self.periods.known or self._load.room <= 0:
             return False
-        due = self._steps >= self._due and (self._hides or self._may_decide)
+        due = self._steps >= self._due and (self._time >= self._shows * self._cost or self._may_decide)
         return due and bool(self._ran) and all(r.finish_reason is None for r in self._ran)
 
     def _charge_aside(self, visible: float) -> None:
-        """So long did the device wait for the policy in this step. What it has not seen is not charged."""
-        seen = min(self._aside, visible)
-        self._hides, self._time, self._aside = 2 * seen < self._aside, self._time - seen, 0.0
+        """So long at most did the device wait for the policy in this step: it was done at some time meanwhile."""
+        waited = min(self._aside, visible) / 2
+        self._shows += SHOWS * (waited / self._aside - self._shows)
+        self._time, self._aside = self._time - waited, 0.0
 
     def _read_many(self, times: int = 1) -> None:
         """Where there are so many times as many as are read together."""
