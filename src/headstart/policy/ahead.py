@@ -29,7 +29,7 @@ from headstart.policy.periods import Bustle, Mode, Periods, is_wild, modes_of
 from headstart.policy.readings import READING, Promise, Readings
 from headstart.policy.shares import Share, about, heat_of
 from headstart.policy.stretches import Kind, Passed, Seen, Stretch, Watch
-from headstart.policy.trials import DEAREST, PROBES, Losses, Trials, drafts_of, steps_of
+from headstart.policy.trials import DEAREST, HOPELESS, PROBES, Losses, Trials, drafts_of, steps_of
 
 EVERY = 16  # steps for which a decision holds,
 UNDER_WAY = 2  # and how many still run as before where it is taken while the device is at work,
@@ -432,6 +432,7 @@ class AheadPolicy:
         count = min({len(new) or 1, max(1, len(own) // 8), len(own)}, key=lambda n: costs(n) / drafts_of(n))
         untried = self._losses.few or _shape(mode) not in self._heard  # those that were read are there to be tried
         free = self._way is None and untried and self.outcomes.is_new(mode, guests[own[0]].heat)
+        free = free and needs < HOPELESS * each
         price = costs(count) + self._cost
         if not self._trials.pay(mode.drafter, price, gain, count, needs / max(each, 1e-9), free, company):
             return []

@@ -93,7 +93,7 @@ class Replay:
         self.machine, self.setting = machine, setting
         names = drafters_of(trace) if entrant.drafters is None else entrant.drafters
         self._noise = Noise(setting.noise, trace.seed)
-        self._coming = deque(enumerate(answers))
+        self.coming = deque(enumerate(answers))
         self._answers: dict[str, Answers] = {}
         self._chosen: dict[str, tuple[str, ...]] = {}
         self._names, self._real = names, _real_drafters(trace, names)
@@ -112,21 +112,26 @@ class Replay:
         self.running: list[Request] = []
 
     def run(self) -> Outcome:
-        count = len(self._coming)
-        while self._coming or self.waiting or self.running:
+        count = len(self.coming)
+        self.play()
+        self.out.latency /= count
+        return self.out
+
+    def play(self) -> None:
+        """Until all that were to come are over."""
+        while self.coming or self.waiting or self.running:
             self._arrive()
             self._step()
         self._settle()
-        self.out.latency /= count
-        return self.out
+        self._before = Before()
 
     def _arrive(self) -> None:
         if not self.waiting and not self.running:
             self._settle()
             self._before = Before()  # nothing of it is under way any more
-            self.clock = max(self.clock, self._coming[0][1].source.arrival)
-        while self._coming and self._coming[0][1].source.arrival <= self.clock:
-            number, answers = self._coming.popleft()
+            self.clock = max(self.clock, self.coming[0][1].source.arrival)
+        while self.coming and self.coming[0][1].source.arrival <= self.clock:
+            number, answers = self.coming.popleft()
             params = SamplingParams(temperature=0.0, max_tokens=answers.source.output)
             request = Request(answers.prompt, params, 0, id=str(number))
             self._answers[request.id], self._chosen[request.id] = answers, answers.choices(self._names)
