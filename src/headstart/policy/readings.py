@@ -12,7 +12,7 @@ from headstart.policy.periods import Mode
 from headstart.policy.shares import Line, about
 from headstart.policy.trials import DEAREST
 
-READING = 0.003  # share of the time that reading prompts may take for which it does not seem to pay,
+READING = 0.002  # share of the time that reading prompts may take for which it does not seem to pay,
 READINGS = 4  # and for how many of them it is saved up,
 STRANGERS = 4  # prompts that are read before anything is known of what that brings
 CHURN = 8  # steps after which newcomers are looked at together, where more and more come,
