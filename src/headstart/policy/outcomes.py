@@ -50,9 +50,7 @@ NEW, NEW_TRIES = (
 )  # how much better a shape is taken to be of which fewer drafts were seen: as many as a trial makes
 WANES, LEFT = 0.01, 4.0  # how fast drafts count for less while none are seen, and for how many at least,
 IDLE = 32  # steps without any that are told at once,
-RETURNS = 0.04  # and how fast drafts are then taken to be as usual, by requests that have come,
-HALF, DENIES, AFFIRMS = 0.5, 0.15, 0.02  # slower by so much for each draft where they bring less than so much of that, else faster
-SLOWEST = 0.1  # times that
+RETURNS = 0.04  # and how fast drafts are then taken to be as usual, by requests that have come
 USUAL_FADES, USUAL_PRIOR = 0.0005, 6.0  # how fast that changes, by drafts, and for how many the first guess counts,
 KEPT = 60.0  # and one that was tried out or kept from the last time
 HARDER = 0.85  # times as likely is each next token right as it was when that was tried out: real texts may be harder
@@ -153,7 +151,6 @@ class Survival:
     tried: list[float] = field(default_factory=lambda: [0.0] * DEEPEST)
     right: list[float] = field(default_factory=lambda: [0.0] * DEEPEST)
     usual: Usual = field(default_factory=Usual)
-    returns: float = 1.0  # times as fast as at first does what is thought go back to that
 
     def __post_init__(self) -> None:
         self.usual.first = self.usual.first or self.before
@@ -170,7 +167,7 @@ class Survival:
         """None was seen in these steps, in which so many requests have come. What is thought is given up sooner, and goes back
         to what is usual: these may be other texts."""
         left = min(1.0, max((1 - WANES) ** steps, LEFT / max(LEFT, self.tries)))
-        own, back = self.by_depth(len(self.before)), 1 - (1 - RETURNS * self.returns) ** requests
+        own, back = self.by_depth(len(self.before)), 1 - (1 - RETURNS) ** requests
         self._think([a + back * (b - a) for a, b in zip(own, self.usual.by_depth(), strict=False)])
         self.tried, self.right = [left * x for x in self.tried], [left * x for x in self.right]
 
@@ -204,9 +201,6 @@ class Survival:
 
     def add(self, reached: Sequence[float]) -> None:
         """So many drafts were right for at least 0, 1, ... tokens."""
-        usual = reached[0] * sum(self.usual.by_depth()[: len(reached) - 1])
-        each = 1 - DENIES if sum(reached[1:]) < HALF * usual else 1 + AFFIRMS
-        self.returns = min(1.0, max(SLOWEST, self.returns * each ** reached[0]))
         for k, (tried, right) in enumerate(itertools.pairwise(reached)):
             self.tried[k] += tried
             self.right[k] += right
