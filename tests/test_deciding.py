@@ -544,6 +544,31 @@ def test_what_was_tried_out_is_the_first_guess_and_no_more() -> None:
     assert outcomes.brings(CHAIN, 0) < 0.3 * again.brings(CHAIN, 0)
 
 
+def test_what_copies_from_the_text_tells_of_the_others_that_do_until_these_are_seen() -> None:
+    suffix = Mode("suffix", 7, 7)
+    for chance in (0.02, 0.6):
+        outcomes = Outcomes()
+        first, head = outcomes.brings(suffix, 0), outcomes.brings(CHAIN, 0)
+        hear(outcomes, NGRAM, chance, 40)
+        assert (outcomes.brings(suffix, 0) > 1.5 * first) if chance > 0.5 else (outcomes.brings(suffix, 0) < first / 2)
+        assert outcomes.brings(CHAIN, 0) == head, "heads do not copy"
+        hear(outcomes, suffix, 0.3, 40)
+        own = outcomes.brings(suffix, 0)
+        hear(outcomes, NGRAM, 1 - chance, 40)
+        assert outcomes.brings(suffix, 0) == pytest.approx(own), "now it was seen itself"
+
+
+def test_the_first_trial_is_free_unless_it_is_as_good_as_hopeless() -> None:
+    for chance, tries in ((0.3, True), (0.01, False)):
+        p = policy()
+        hear(p.outcomes, NGRAM, chance, 100)
+        p.outcomes._survival["ngram", False, 0].seen = 0  # as if by hearsay
+        p._trials.share_out({"ngram": 1})
+        guests, requests = [Guest(0, True) for _ in range(16)], range(16)
+        chosen = p._try(NGRAM, guests, {i: ["ngram"] for i in requests}, 16)
+        assert bool(chosen) is tries, (chance, p._trials.purses)
+
+
 def slow_clock(p: AheadPolicy, *ticks: float) -> None:
     """Its decisions take so long, in turn."""
     times = itertools.accumulate(itertools.chain.from_iterable((0.0, t) for t in itertools.cycle(ticks)))

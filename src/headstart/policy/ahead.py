@@ -431,8 +431,8 @@ class AheadPolicy:
             return []  # nor could another shape of what drafts now, if it brought so much more than is thought
         count = min({len(new) or 1, max(1, len(own) // 8), len(own)}, key=lambda n: costs(n) / drafts_of(n))
         untried = self._losses.few or _shape(mode) not in self._heard  # those that were read are there to be tried
-        free = self._way is None and untried and self.outcomes.is_new(mode, guests[own[0]].heat)
-        free = free and needs < HOPELESS * each
+        new_to_all = untried and self.outcomes.is_new(mode, guests[own[0]].heat)
+        free = self._way is None and new_to_all and needs < HOPELESS * each
         price = costs(count) + self._cost
         if not self._trials.pay(mode.drafter, price, gain, count, needs / max(each, 1e-9), free, company):
             return []
@@ -447,14 +447,14 @@ class AheadPolicy:
         for modes in self._shapes(set().union(*members.values()), load.room):
             own = [i for i, names in members.items() if modes[0].drafter in names]
             worths = [self.outcomes.worths(guests[i], modes[-1]) for i in own]
+            trusted = self._trusted(modes[0].drafter, company)
             for mode in modes:
                 speed, best = self._speed(mode, worths, [guests[i].mode == mode for i in own], company)
                 most = 2 * len(best) > company  # few of many are no way to find out: that is what trials are for
                 if most and self._losses.few:
                     speed *= self.outcomes.curiosity(mode, guests[own[best[0]]].heat)
-                speed *= self._trusted(mode.drafter, company)
-                if speed > found[0]:
-                    found = speed, mode, [own[k] for k in best]
+                if speed * trusted > found[0]:
+                    found = speed * trusted, mode, [own[k] for k in best]
         return found
 
     def _shapes(self, names: Iterable[str], room: int) -> list[list[Mode]]:

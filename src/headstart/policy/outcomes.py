@@ -30,9 +30,7 @@ UNSEEN = 1.1  # and until one of them has been,
 AT_LEAST, SOME = 1.1, 8  # and at least so many, where so many drafts of chains were seen
 NARROWEST, WIDEST = 1.0, 2.5  # what that may be for a drafter,
 WIDENS, MOST_WIDENS = 0.02, 0.1  # how fast it is learned, by drafts, and how far at a time,
-FRESH = (
-    20  # from drafts that come within so many steps behind some of the other shape: later, the text may have changed
-)
+FRESH = 20  # from drafts so many steps behind some of the other shape, at most: later, the text may have changed
 PRIOR, PRIOR_SEEN = 6.0, 100  # drafts that this counts for, and after how many it hardly does any more
 FADES = 0.01  # how fast what drafts brought is forgotten, by steps,
 OWN_FADES = 0.04  # and of one request, by drafts,
@@ -40,14 +38,10 @@ COPIES_FADE = 0.12  # where they are copied from the text: that ends all at once
 RELIEF = 0.998  # what is left of a request's own past after a step in which it has no draft: texts change
 OWN_PRIOR = 6.0  # drafts that "it is like the others" counts for
 COUNTED = 32  # drafts of a request that speak for all
-TRUST_FADES, TRUST_PRIOR = (
-    0.002,
-    10.0,
-)  # how fast it is forgotten how far requests differ as they seem to; the first guess
-NEW, NEW_TRIES = (
-    1.15,
-    6,
-)  # how much better a shape is taken to be of which fewer drafts were seen: as many as a trial makes
+TRUST_FADES = 0.002  # how fast it is forgotten how far requests differ as they seem to,
+TRUST_PRIOR = 10.0  # and for how many drafts the first guess counts: as they seem to
+NEW_TRIES = 6  # as many drafts as a trial makes:
+NEW = 1.15  # a shape of which fewer were seen is taken to be so much better
 WANES, LEFT = 0.01, 4.0  # how fast drafts count for less while none are seen, and for how many at least,
 IDLE = 32  # steps without any that are told at once,
 RETURNS = 0.04  # and how fast drafts are then taken to be as usual, by requests that have come
