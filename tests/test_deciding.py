@@ -18,6 +18,7 @@ import pytest
 from headstart import rehearse
 from headstart.config import parse_speculative
 from headstart.core import Request, RequestSpeculation, SamplingParams, Verdict
+from headstart.errors import BadInput
 from headstart.policy import Load, StepTimes, Wish, trials
 from headstart.policy.ahead import EVERY, LATEST, LOOK, PASSED, QUIET, UNDER_WAY, AheadPolicy
 from headstart.policy.outcomes import HARDER, Guest, Outcomes, Own, Survival
@@ -28,6 +29,7 @@ from headstart.policy.store import Store
 from headstart.policy.stretches import Watch
 from headstart.policy.trials import DEAREST, PROBES, Trials, drafts_of
 from headstart.shapes import within
+from headstart.tryouts import QUESTIONS, questions
 from tests import harness, tiny
 
 NGRAM, CHAIN, TREE = Mode("ngram", 3, 3), Mode("eagle3", 2, 2), Mode("eagle3", 15, 5)
@@ -542,6 +544,37 @@ def test_what_was_tried_out_is_the_first_guess_and_no_more() -> None:
     assert again.knows(TREE) and again.brings(TREE, 0) == pytest.approx(outcomes.brings(TREE, 0))
     hear(outcomes, CHAIN, 0.02, 40)
     assert outcomes.brings(CHAIN, 0) < 0.3 * again.brings(CHAIN, 0)
+
+
+def test_one_long_text_does_not_make_forgotten_what_was_tried_out() -> None:
+    outcomes, guest = Outcomes(), Guest(0, True)
+    outcomes.expect(Mode("eagle3", 4, 4), [5, 10, 15, 30, 40, 0, 0, 0, 0])
+    outcomes.expect(TREE, [2, 8, 10, 20, 25, 35, 0, 0, 0])
+    first, width = outcomes.brings(CHAIN, 0), outcomes._width("eagle3")
+    usual = list(outcomes._survival["eagle3", False, 0].usual.first)
+    for _ in range(60):
+        guest.logs[0][2] += 10
+        outcomes.digest([guest], [CHAIN], 10)
+        outcomes.brings(CHAIN, 0)
+    assert outcomes.brings(CHAIN, 0) >= first, "it was right all the time"
+    assert outcomes._survival["eagle3", False, 0].usual.first == usual
+    again = Outcomes.recall(json.loads(json.dumps(outcomes.kept())))
+    assert again.knows(CHAIN) and again._width("eagle3") != Outcomes()._width("eagle3") and width > 1
+
+
+def test_questions_are_asked_plainly_where_a_chat_template_refuses_them() -> None:
+    class Refuses:
+        def has_chat_template(self) -> bool:
+            return True
+
+        def chat(self, messages: object) -> list[int]:
+            raise BadInput("This template wants a system message.")
+
+        def encode(self, text: str) -> list[int]:
+            return list(text.encode())
+
+    assert len(questions(Refuses(), 1000, 256)) == len(QUESTIONS)
+    assert questions(Refuses(), 1000, 100) == [] == questions(None, 1000, 256)
 
 
 def test_what_copies_from_the_text_tells_of_the_others_that_do_until_these_are_seen() -> None:

@@ -702,8 +702,9 @@ def _rehearse(engine: Any, policy: AheadPolicy, model: Loaded, store: Store) -> 
 
     store.load(policy)
     try:
-        measured = rehearse(engine, policy)
-        if try_out(engine, policy, model) or measured:
+        if rehearse(engine, policy):
+            store.save(policy)
+        if try_out(engine, policy, model):
             store.save(policy)
         if policy.periods.known:
             engine.at_end = lambda: store.save(policy)  # what drafts bring is worth knowing the next time, too

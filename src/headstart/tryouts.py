@@ -6,12 +6,15 @@ takes time in which nothing may pay. Here that is no traffic's time. What real t
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 
 from headstart.core import Request, RequestSpeculation, SamplingParams
 from headstart.drafters import WEIGHTLESS
 from headstart.engine import Engine
+from headstart.errors import BadInput
 from headstart.models.load import Loaded
+from headstart.models.tokenizer import Tokenizer
 from headstart.policy.ahead import AheadPolicy
 from headstart.policy.outcomes import Tally
 from headstart.policy.periods import Mode
@@ -41,16 +44,18 @@ QUESTIONS = (
 )
 
 
-def questions(model: Loaded, most: int) -> list[list[int]]:
+def questions(tokenizer: Tokenizer | None, most: int, vocabulary: int) -> list[list[int]]:
     """As this model is asked; those that fit into so many tokens with their answers. None without a tokenizer."""
-    tokenizer = model.tokenizer
-    if tokenizer is None:
-        return []
-    if tokenizer.has_chat_template():
-        asked = [tokenizer.chat([{"role": "user", "content": text}]) for text in QUESTIONS]
-    else:
-        asked = [tokenizer.encode(text + "\n") for text in QUESTIONS]
-    return [ids for ids in asked if 0 < len(ids) <= most - ANSWER]
+    asked = [_encoded(tokenizer, text) for text in QUESTIONS] if tokenizer is not None else []
+    return [ids for ids in asked if 0 < len(ids) <= most - ANSWER and max(ids) < vocabulary]
+
+
+def _encoded(tokenizer: Tokenizer, text: str) -> list[int]:
+    """With its chat template, where it has one that takes a plain question."""
+    with contextlib.suppress(BadInput):
+        if tokenizer.has_chat_template():
+            return tokenizer.chat([{"role": "user", "content": text}])
+    return tokenizer.encode(text + "\n")
 
 
 def try_out(engine: Engine, policy: AheadPolicy, model: Loaded) -> bool:
@@ -60,7 +65,7 @@ def try_out(engine: Engine, policy: AheadPolicy, model: Loaded) -> bool:
     new = [
         m for own in modes.values() for m in _deepest(own) if policy.periods.knows(m) and not policy.outcomes.knows(m)
     ]
-    asked = questions(model, engine.max_len - 1) if new else []
+    asked = questions(model.tokenizer, engine.max_len - 1, engine.runner.vocab_size) if new else []
     if not asked:
         return False
     policy.rehearses = True
@@ -68,9 +73,11 @@ def try_out(engine: Engine, policy: AheadPolicy, model: Loaded) -> bool:
         with bar("Trying out drafts", len(new), "ways") as done:
             for mode in new:
                 policy.outcomes.expect(mode, _answer(engine, policy, model, asked, mode))
+                engine.pool.forget_finished()  # the next ones are to meet the same
                 done(1)
     finally:
         policy.rehearses, policy.ordered = False, ()
+        engine.forget()
     return True
 
 

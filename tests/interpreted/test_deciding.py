@@ -128,14 +128,14 @@ def test_a_rehearsal_measures_every_mode_and_leaves_nothing(monkeypatch) -> None
 def test_drafts_are_tried_out_on_questions_before_anybody_asks(monkeypatch) -> None:
     """What they bring there is what they really bring; and nothing is left of it but that."""
     e, policy = decided(eagle3=1.01)
-    monkeypatch.setattr(tryouts, "questions", lambda model, most: [list(r.prompt) for r in asked(6)])
+    monkeypatch.setattr(tryouts, "questions", lambda *args: [list(r.prompt) for r in asked(6)])
     monkeypatch.setattr(tryouts, "ANSWER", 6)
     told: dict[Mode, list[int]] = {}
     expect = policy.outcomes.expect
     monkeypatch.setattr(policy.outcomes, "expect", lambda m, tally: (told.update({m: tally}), expect(m, tally)))
     rs, add = list[Any](), e.add
     monkeypatch.setattr(e, "add", lambda r: (rs.append(r), add(r)))
-    assert tryouts.try_out(e, policy, SimpleNamespace(eos_ids=frozenset()))
+    assert tryouts.try_out(e, policy, SimpleNamespace(eos_ids=frozenset(), tokenizer=None))
     assert set(told) == {Mode("eagle3", 3, 3), Mode("eagle3", 5, 3)}, "the longest chain, and the largest tree"
     assert e.idle and e.pool.num_used == 0 and not policy.rehearses and not policy.ordered
     assert all(policy.outcomes.knows(m) and policy.outcomes.is_new(m, 0) for m in told)
@@ -145,7 +145,9 @@ def test_drafts_are_tried_out_on_questions_before_anybody_asks(monkeypatch) -> N
         brought = sum(k * n for k, n in enumerate(told[mode]))
         assert brought >= sum(r.stats.accepted for r in own) > brought - 3 * len(own)
     assert any(r.stats.accepted for r in rs)
-    assert not tryouts.try_out(e, policy, SimpleNamespace(eos_ids=frozenset())), "what is known is not tried again"
+    assert not tryouts.try_out(e, policy, SimpleNamespace(eos_ids=frozenset(), tokenizer=None)), (
+        "what is known is not tried again"
+    )
     assert run(e, asked(6)) == [text[:6] for text in wanted(LONG)]
 
 

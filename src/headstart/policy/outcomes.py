@@ -266,6 +266,11 @@ class Outcomes:
         """The best guess, until drafts are seen."""
         known = self._survival[drafts] = Survival(chances, seen=min(seen, PRIOR_SEEN), usual=Usual(chances, KEPT))
         known.add([LEFT * c for c in (1.0, *chances)])
+        name, _, heat = drafts
+        chain, trees = (self._survival.get((name, wide, heat)) for wide in (False, True))
+        if not heat and chain is not None and trees is not None and 0 < chain.before[0] < 1 and trees.before[0] < 1:
+            width = math.log(1 - trees.before[0]) / math.log(1 - chain.before[0])
+            self._widths[name] = min(WIDEST, max(NARROWEST, width))
 
     def knows(self, mode: Mode) -> bool:
         """What such drafts bring where nothing is drawn at random."""
@@ -282,10 +287,6 @@ class Outcomes:
         while len(chances) < len(_first(mode.drafter)):
             chances.append(each * chances[-1])
         self._begin((mode.drafter, mode.branches, 0), chances[: len(_first(mode.drafter))], 0)
-        chain, trees = (self._survival.get((mode.drafter, wide, 0)) for wide in (False, True))
-        if chain is not None and trees is not None and 0 < chain.before[0] < 1 and trees.before[0] < 1:
-            width = math.log(1 - trees.before[0]) / math.log(1 - chain.before[0])
-            self._widths[mode.drafter] = min(WIDEST, max(NARROWEST, width))
 
     def digest(self, guests: Iterable[Guest], ways: Sequence[Mode], steps: int) -> None:
         """So many steps are over: read their logs."""
@@ -399,13 +400,16 @@ class Outcomes:
         return known is None or known.seen < NEW_TRIES
 
     def _of(self, mode: Mode, heat: int) -> Survival:
-        """Where such drafts were never seen, others of the same drafter are the best guess."""
+        """Where such drafts were hardly ever seen, what they bring usually is the best guess, or others of the same drafter."""
         key = mode.drafter, mode.branches, heat
         known = self._survival.get(key)
         if known is None:
             known = self._survival[key] = Survival(())
         if known.tries < 1 and key not in self._guessed:
-            known.before = known.usual.first = self._guess(*key)
+            if known.usual.prior == KEPT:
+                known.before = known.usual.by_depth()
+            else:
+                known.before = known.usual.first = self._guess(*key)
             self._guessed.add(key)
         return known
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-FORMAT = 5
+FORMAT = 6
 
 
 class Keeps(Protocol):
