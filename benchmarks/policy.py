@@ -146,13 +146,16 @@ def _since(before: tuple[float, float], llm: LLM) -> dict[str, float]:
     return {"policy": policy, "aside": aside}
 
 
+def lengths(count: int, tokens: int, spread: float) -> list[int]:
+    """Of so many answers. With `spread`, some are that much longer and others shorter: where all are equally long, plain
+    decoding ends them in the same step, and reads the next prompts together."""
+    return [round(tokens * (1 + spread * (2 * (0.618 * i % 1) - 1))) for i in range(count)]
+
+
 def _params(prompts: list[Prompt], tokens: int, spread: float) -> list[SamplingParams]:
-    """With `spread`, some answers are that much longer and others shorter: where all are equally long, plain decoding ends
-    them in the same step, and reads the next prompts together."""
-    lengths = [round(tokens * (1 + spread * (2 * (0.618 * i % 1) - 1))) for i in range(len(prompts))]
     return [
         SamplingParams(temperature=t, max_tokens=n, seed=i, ignore_eos=True)
-        for i, ((_, t), n) in enumerate(zip(prompts, lengths, strict=True))
+        for i, ((_, t), n) in enumerate(zip(prompts, lengths(len(prompts), tokens, spread), strict=True))
     ]
 
 

@@ -29,7 +29,9 @@ from rich.progress import track
 
 sys.path.insert(0, str(Path(__file__).parent))
 import report
+from policy import lengths
 
+from headstart.errors import BadInput
 from headstart.simulate.answers import Answers
 from headstart.simulate.entrants import Entrant
 from headstart.simulate.machines import read_machine
@@ -37,7 +39,7 @@ from headstart.simulate.replay import Replay, Setting
 from headstart.traffic import Arrival, Skill, Trace
 
 WAYS = ("auto", "none", "fixed:eagle3:2", "fixed:eagle3:15x5", "fixed:ngram:3")
-TOKENS, SPREAD, WAVES, LEAST, ROUNDS = 128, 0.5, 3, 8, 3  # as in policy.py
+TOKENS, SPREAD, WAVES, LEAST, ROUNDS = 128, 0.5, 3, 8, 3  # as policy.py is asked on a GPU
 TURNS = ("code", "writing", "code")
 KINDS = {  # near what was seen with heads of some minutes: how often their next token is right; n-grams are found, and right
     "code": [(0.56, 0.05, 0.3)],
@@ -70,11 +72,7 @@ def phases(rng: random.Random, loads: list[int], kinds: list[str]) -> Iterator[P
             name = kind if kinds else f"{1 + i % len(TURNS)}: {kind}"
             yield Phase(load, tuple(_request(rng, kind, 24 if kinds else 50) for _ in range(load)))
             for _ in range(ROUNDS if kinds else 1):
-                yield Phase(load, tuple(_request(rng, kind, _length(n)) for n in range(count)), name)
-
-
-def _length(number: int) -> int:
-    return round(TOKENS * (1 + SPREAD * (2 * (0.618 * number % 1) - 1)))
+                yield Phase(load, tuple(_request(rng, kind, n) for n in lengths(count, TOKENS, SPREAD)), name)
 
 
 def _request(rng: random.Random, kind: str, tokens: int) -> Arrival:
@@ -96,11 +94,10 @@ def play(seed: int, way: str, costs: str, loads: list[int], kinds: list[str]) ->
     setting, found = Setting(max(loads), 2048, 0.03), dict[tuple[int, str], list[float]]()
     answers = [Answers(trace, i) for i in range(len(trace.requests))]
     replay = Replay(trace, answers, Entrant.parse(way), read_machine(costs), setting)
-    coming, at = list(replay.coming), 0
+    coming = replay.coming
     for phase in own:
         replay.setting = replace(setting, max_num_seqs=phase.load)
-        replay.coming = deque(coming[at : at + len(phase.requests)])
-        at += len(phase.requests)
+        replay.coming = deque(coming.popleft() for _ in phase.requests)
         tokens, seconds = replay.out.tokens, replay.out.seconds
         replay.play()
         if phase.name is not None:
@@ -143,8 +140,13 @@ def main() -> None:
     args = parser.parse_args()
     if args.show:
         return report.print_kept(args.show, tables)
-    if unknown := [kind for kind in args.kinds if kind not in KINDS]:
-        parser.error(f"no kind is called {unknown[0]!r}: name some of {', '.join(KINDS)}.")
+    report.refuse_unknown(",".join(args.kinds), KINDS)
+    if args.seeds < 1 or min(args.loads) < 1:
+        parser.error("--seeds and --loads are numbers from 1 on.")
+    try:
+        read_machine(args.costs)
+    except BadInput as error:
+        sys.exit(str(error))
     console = Console(width=120)
     options = {"costs": args.costs, "seeds": args.seeds, "loads": args.loads}
     result = {"provenance": {**report.where(), **options}, "results": run(args, console)}

@@ -48,8 +48,7 @@ LOOK, LOOKS = 3, 8  # drafts after which it is looked at what has just begun, an
 DECIDING = 0.003  # share of the time that decisions may take: with many requests, they are taken less often
 USUAL = 2e-4  # seconds of a decision, at first,
 SHOWS = 0.2  # how fast it is learned how much of them the device waits for,
-OWED = 0  # decisions for which the time may be saved up behind them,
-LONGER = 1.5  # and how many times the last one it may be: what takes much longer was held up by something else
+LONGER = 1.5  # and how many times the last one it may take: what takes much longer was held up by something else
 TOKENS = 256.0  # behind which an answer ends by itself, until some have been seen,
 ENDS = 0.05  # and how fast that is learned, by answers
 LEAST = 0.02  # a mode should bring so much more than none: its chances are guesses
@@ -355,7 +354,7 @@ class AheadPolicy:
                     known.fade(steps)
         self._cost = min(self.clock() - began, LONGER * self._cost)
         if not self.rehearses and not trial:  # which has paid for it
-            self._time = max(min(self._time, 2 * self._cost) - self._cost, -OWED * self._cost)
+            self._time = max(0.0, min(self._time, 2 * self._cost) - self._cost)
 
     def _begins(self, before: Mode | None, guests: Sequence[Guest], chosen: Mapping[int, Mode], second: bool) -> bool:
         """Do requests draft in a way in which they did not before? Then it is looked at soon what that brings: once, or more

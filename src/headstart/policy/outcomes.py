@@ -131,6 +131,11 @@ class Usual:
     def by_depth(self) -> list[float]:
         return _chances(self.tried, self.right, self.first, self.prior)
 
+    @property
+    def is_founded(self) -> bool:
+        """Drafts were tried out, or it was kept from the last time."""
+        return self.prior == KEPT
+
 
 @dataclass
 class Survival:
@@ -247,7 +252,7 @@ class Outcomes:
         return [
             {"drafter": name, "tree": wide, "heat": heat, "seen": known.seen, "chances": known.usual.by_depth()}
             for (name, wide, heat), known in self._survival.items()
-            if known.seen >= NEW_TRIES or known.usual.prior == KEPT
+            if known.seen >= NEW_TRIES or known.usual.is_founded
         ]
 
     @classmethod
@@ -275,7 +280,7 @@ class Outcomes:
     def knows(self, mode: Mode) -> bool:
         """What such drafts bring where nothing is drawn at random."""
         known = self._survival.get((mode.drafter, mode.branches, 0))
-        return known is not None and known.usual.prior == KEPT
+        return known is not None and known.usual.is_founded
 
     def expect(self, mode: Mode, tally: Tally) -> None:
         """Drafts were tried out, and so many brought 0, 1, ... tokens: others will bring about as much."""
@@ -406,7 +411,7 @@ class Outcomes:
         if known is None:
             known = self._survival[key] = Survival(())
         if known.tries < 1 and key not in self._guessed:
-            if known.usual.prior == KEPT:
+            if known.usual.is_founded:
                 known.before = known.usual.by_depth()
             else:
                 known.before = known.usual.first = self._guess(*key)

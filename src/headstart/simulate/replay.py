@@ -123,7 +123,6 @@ class Replay:
             self._arrive()
             self._step()
         self._settle()
-        self._before = Before()
 
     def _arrive(self) -> None:
         if not self.waiting and not self.running:
