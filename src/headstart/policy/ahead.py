@@ -15,6 +15,7 @@ import functools
 import itertools
 import math
 import time
+from collections import Counter
 from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any, cast
 
@@ -24,7 +25,7 @@ from headstart.core import Request, Tree, Verdict
 from headstart.policy import Choices, Load, Proposals, StepTimes, Wish, Wishes
 from headstart.policy.explain import Explanation, Tried
 from headstart.policy.fixed import FixedPolicy
-from headstart.policy.outcomes import NOTHING, Guest, Outcomes, Tally
+from headstart.policy.outcomes import NEW, NOTHING, Guest, Outcomes, Tally
 from headstart.policy.periods import Bustle, Mode, Periods, is_wild, modes_of
 from headstart.policy.readings import READING, Promise, Readings
 from headstart.policy.shares import Share, about, heat_of
@@ -45,7 +46,7 @@ PASSED = 96  # and how many are passed over then: plain steps are all alike
 LATEST = 2  # times as many are learned from though the device has to wait for that
 SOONEST = 2  # steps behind which a decision may be thought about anew
 LOOK, LOOKS = 3, 8  # drafts after which it is looked at what has just begun, and how often where it is hardly known
-DECIDING = 0.003  # share of the time that decisions may take: with many requests, they are taken less often
+DECIDING = 0.0015  # share of the time that decisions may take: with many requests, they are taken less often
 USUAL = 2e-4  # seconds of a decision, at first,
 SHOWS = 0.2  # how fast it is learned how much of them the device waits for,
 LONGER = 1.5  # and how many times the last one it may take: what takes much longer was held up by something else
@@ -213,16 +214,17 @@ class AheadPolicy:
             return Promise()
         plain = self.periods.of(None, company)
         cost = max(self.periods.reading(heads[0].drafter, company), self._readings.dearer(company))
-        gains = {m: self._gain_of(m, heat, company, company) for m in heads}
-        best = max(gains, key=gains.__getitem__)
+        trusted = {name: self._trusted(name, company) for name in {m.drafter for m in heads}}
+        gains = [self._gains(m, heat, (1, company), company, trusted[m.drafter]) for m in heads]
+        (alone, gain), best = max(zip(gains, heads, strict=True), key=lambda own: own[0][1])
         new = all(self.outcomes.is_new(m, heat) for m in heads)
-        return Promise(gains[best], plain / company, cost, new, best, self._gain_of(best, heat, 1, company))
+        return Promise(gain, plain / company, cost, new, best, alone)
 
-    def _gain_of(self, mode: Mode, heat: int, count: int, company: int) -> float:
+    def _gains(self, mode: Mode, heat: int, counts: Sequence[int], company: int, trusted: float) -> list[float]:
         """Times what plain steps bring, if so many of the company draft like this, and are like the others."""
-        plain, extra = self.periods.of(None, company), self.periods.extra(mode, count, company)
-        tokens = 1 + self.outcomes.brings(mode, heat) * count / company
-        return tokens * plain / (plain + extra) * self._trusted(mode.drafter, company)
+        plain, brings = self.periods.of(None, company), self.outcomes.brings(mode, heat) / company
+        extras = self.periods.extras(mode, counts, company)
+        return [(1 + brings * n) * plain / (plain + extra) * trusted for n, extra in zip(counts, extras, strict=True)]
 
     def _trusted(self, drafter: str, company: int) -> float:
         """Of what its drafts should bring, so much is believed: it may have lost lately, and behind drafts the device waits for
@@ -308,7 +310,9 @@ class AheadPolicy:
         """Does it pay if these draft like this, too? It was decided on in another company, perhaps."""
         drafting = [r for r, wish in zip(self._asked, self._answers, strict=True) if mode.drafter in wish]
         count = min(company, len(more) + sum(r.id in self._plans for r in drafting))
-        return sum(self._gain_of(mode, guest.heat, count, company) for guest in more) > len(more)
+        trusted, heats = self._trusted(mode.drafter, company), Counter(guest.heat for guest in more)
+        gains = [n * self._gains(mode, heat, [count], company, trusted)[0] for heat, n in heats.items()]
+        return sum(gains) > len(more)
 
     def _set(self, request: Request, mode: Mode | None, most: int) -> None:
         """It drafts like this, within what it may have."""
@@ -442,12 +446,14 @@ class AheadPolicy:
         company = len(guests)
         plain = self.periods.of(None, company)
         least = 1 + LEAST + (0 if any(g.mode is not None for g in guests) else BEGIN) + self._losses.caution
+        curious = NEW if self._losses.few else 1.0
         found: Choice = (least * company / plain, None, [])
         for modes in self._shapes(set().union(*members.values()), load.room):
             own = [i for i, names in members.items() if modes[0].drafter in names]
             worths = [self.outcomes.worths(guests[i], modes[-1]) for i in own]
-            trusted = self._trusted(modes[0].drafter, company)
-            for mode in modes:
+            hoped = [m for m in modes if curious * self._at_most(m, worths, company) > found[0]]
+            trusted = self._trusted(modes[0].drafter, company) if hoped else 0.0
+            for mode in hoped:
                 speed, best = self._speed(mode, worths, [guests[i].mode == mode for i in own], company)
                 most = 2 * len(best) > company  # few of many are no way to find out: that is what trials are for
                 if most and self._losses.few:
@@ -465,6 +471,13 @@ class AheadPolicy:
             )
             self._fitting[key] = [list(own) for _, own in itertools.groupby(fitting, key=_shape)]
         return self._fitting[key]
+
+    def _at_most(self, mode: Mode, worths: Sequence[list[float]], company: int) -> float:
+        """Tokens per second that this mode cannot exceed, if all were like the best and drafts for few no dearer than for all:
+        it takes a fraction of the time to find out."""
+        each = STAY * max([own[mode.depth - 1] for own in worths])
+        seconds = self.periods.of(None, company) + len(worths) * self.periods.each(mode, company)
+        return (company + len(worths) * each) / seconds
 
     def _speed(
         self, mode: Mode, worths: Sequence[list[float]], stay: Sequence[bool], company: int

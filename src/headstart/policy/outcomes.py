@@ -166,8 +166,11 @@ class Survival:
         """None was seen in these steps, in which so many requests have come. What is thought is given up sooner, and goes back
         to what is usual: these may be other texts."""
         left = min(1.0, max((1 - WANES) ** steps, LEFT / max(LEFT, self.tries)))
-        own, back = self.by_depth(len(self.before)), 1 - (1 - RETURNS) ** requests
-        self._think([a + back * (b - a) for a, b in zip(own, self.usual.by_depth(), strict=False)])
+        own = self.by_depth(len(self.before))
+        if requests:
+            back = 1 - (1 - RETURNS) ** requests
+            own = [a + back * (b - a) for a, b in zip(own, self.usual.by_depth(), strict=False)]
+        self._think(own)
         self.tried, self.right = [left * x for x in self.tried], [left * x for x in self.right]
 
     def follow(self, chances: Sequence[float], drafts: float) -> None:

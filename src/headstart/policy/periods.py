@@ -111,6 +111,13 @@ class Periods:
             out.append((own if own > 0.0 else 0.0) * few ** (1 - n / company))
         return out
 
+    def each(self, mode: Mode, company: int) -> float:
+        """Seconds that a step takes longer for each that drafts, at the least."""
+        table, plain = self._table[mode], self._table[None]
+        more = self._scale * (_beyond(table, company) - _beyond(plain, company)) / company
+        few = self._few[mode]
+        return (more if more > 0.0 else 0.0) * (few if few < 1.0 else 1.0)
+
     def step(self, mode: Key, count: int, company: int) -> float:
         """Seconds of a step of this company, of whom so many draft; 0 where nobody knows."""
         if not self.knows(mode):
