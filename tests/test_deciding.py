@@ -14,6 +14,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from headstart import rehearse
 from headstart.config import parse_speculative
@@ -647,6 +649,43 @@ def test_nothing_is_decided_where_prompts_fill_the_step() -> None:
     assert all(p.ask(requests, [{}] * 4, Load(4, 0, 0, 100.0, 64)))
 
 
+def test_prompts_are_not_read_where_prompts_fill_the_steps() -> None:
+    """There is no room for drafts then. One such step does not tell; those that come together behind it count once."""
+
+    def reads(p: AheadPolicy, number: int, room: int) -> bool:
+        p._ran = []  # another step is over
+        together = [Device._request("code", 100 * number + i, 64) for i in range(5)]
+        return all(p.enlist(r, Load(16, 0, 0, 8, room)) for r in together)
+
+    p = policy()
+    Device(p)
+    p.periods.put_reading("eagle3", 16, 5e-4)
+    hear(p.outcomes, CHAIN, 0.8, 200)
+    assert reads(p, 0, 64) and reads(p, 1, 0)
+    full = [reads(p, 2 + n, 0) for n in range(60)]
+    assert not full[-1] and any(full)
+    assert [reads(p, 100 + n, 64) for n in range(60)][-1], "until there is room again"
+
+
+def test_drafts_are_not_blamed_for_steps_in_which_somebody_came_or_went() -> None:
+    """The device waits for the host then, behind plain steps too."""
+
+    def watched(came_and_went: bool) -> tuple[float, float]:
+        p = policy()
+        requests, plain = [Device._request("code", i, 1 << 20) for i in range(4)], p.periods.of(None, 4)
+        Device(p)
+        for n in range(100):
+            there = requests[n % 2 :] if came_and_went else requests[1:]
+            asked = p.ask(there, [{}] * len(there), Load(4, 0, 0))
+            for k in range(3):
+                took = 6 * plain if not k and came_and_went else 1.2 * plain
+                times = StepTimes(0, 0, 0, 0, 0, period=took, produced=2 * len(there), asked=asked, drafted=[2] * 4)
+                p.learn(times, there, [Verdict([0], 0)] * len(there))
+        return min([1.0, *p._doubts.values()]), p._losses.steps
+
+    assert watched(True) == pytest.approx(watched(False), abs=0.2)
+
+
 def test_a_head_rests_where_it_does_not_serve_and_not_for_the_others() -> None:
     """Both kinds are greedy, so nothing but their own drafts tells them apart."""
     device = Device(policy())
@@ -1123,6 +1162,39 @@ def test_what_chains_bring_tells_what_trees_would_and_the_other_way_round() -> N
         for seed in range(25):
             hear(outcomes, seen, 0.1, 100, seed)
         assert outcomes.brings(other, 0) < 0.7 * before
+
+
+def test_what_short_drafts_bring_tells_of_deeper_tokens_that_nobody_tried() -> None:
+    """Else long drafts would seem as bad as they were on the last texts, for as long as short ones are used."""
+    outcomes = Outcomes()
+    hear(outcomes, Mode("eagle3", 5, 5), 0.4, 400)
+
+    def later() -> float:
+        """That the fifth token is right where the second one was."""
+        chances = outcomes.general(Mode("eagle3", 5, 5), 0)
+        return chances[4] / chances[1]
+
+    poor = later()
+    for seed in range(20):
+        hear(outcomes, CHAIN, 0.8, 50, seed)
+    assert poor < 0.15 and later() > 3 * poor
+    for seed in range(20):
+        hear(outcomes, CHAIN, 0.2, 50, seed)
+    assert later() < 0.1
+
+
+@given(
+    st.lists(st.floats(0.0, 2.0), min_size=1, max_size=16),
+    st.sampled_from([CHAIN, TREE, NGRAM]),
+    st.integers(0, 3),
+    st.floats(0.4, 2.5),
+)
+def test_no_way_is_passed_over_that_could_be_the_best(worths: list[float], mode: Mode, others: int, few: float) -> None:
+    p, company = policy(), len(worths) + others
+    p.periods._few[mode] = few
+    own = [[w] * mode.depth for w in worths]
+    speed, _ = p._speed(mode, own, [True] * len(own), company)
+    assert speed <= max(p._at_most(mode, own, company), company / p.periods.of(None, company)) * (1 + 1e-9)
 
 
 def test_what_trees_are_worth_beside_chains_is_learned() -> None:

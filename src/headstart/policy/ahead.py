@@ -52,6 +52,7 @@ SHOWS = 0.2  # how fast it is learned how much of them the device waits for,
 LONGER = 1.5  # and how many times the last one it may take: what takes much longer was held up by something else
 TOKENS = 256.0  # behind which an answer ends by itself, until some have been seen,
 ENDS = 0.05  # and how fast that is learned, by answers
+FILLS = 0.1  # how fast it is learned, by newcomers, how often prompts fill a step
 LEAST = 0.02  # a mode should bring so much more than none: its chances are guesses
 BEGIN = 0.03  # and so much more again where nobody drafts now: to begin takes a step or two
 SURELY = 0.2  # of the time of drafts is taken to be lost in a trial, whatever they should bring,
@@ -128,6 +129,10 @@ class AheadPolicy:
         self._now = 0  # of so many
         self._ends = Share(ENDS, TOKENS, 1.0)  # of the tokens of answers, those that one ended at by itself,
         self._usual_tokens = TOKENS / 2  # and how many the answers of newcomers should have
+        self._filled = Share(
+            FILLS
+        )  # of newcomers, those behind a step that prompts filled: there is no room for drafts then
+        self._behind: Sequence[Request] = ()
         self._last = 1
         self._shares = [0.0, 0.0]  # seconds of deciding, and of all; they fade
 
@@ -189,6 +194,10 @@ class AheadPolicy:
         may_try = promise.mode is not None and self._trials.may_pay([promise.mode.drafter], max(1, load.num_running))
         if promise.new and not self._losses.few:
             promise = promise._replace(gain=0.0)
+        if self._ran is not self._behind:
+            self._behind = self._ran
+            self._filled.add(1, load.room <= 0)
+        tokens *= 1 - self._filled.value(before=0.0)
         read = self._readings.wants(promise, least, tokens, guest.heat, self._drafts, common, may_try)
         if read:
             self._losses.add(promise.cost / promise.seconds / max(1, load.num_running), 0)
@@ -612,7 +621,8 @@ class AheadPolicy:
         self._now += len(steps)
         if times.asked is not stretch.asked:
             stretch = self._stretch = self._begin(times, requests)
-        waited = self._prompts  # the first of these did, for prompts
+        # the first of these waited for prompts, or for the host, since somebody came or went: so would a plain one have
+        waited = self._prompts or requests != self._there
         self._attend(told, company, plain)
         if stretch.drafts:
             stretch.note([step[2] for step in steps])
@@ -636,7 +646,7 @@ class AheadPolicy:
             usual = self._usual(self._kind)
             self._bustle.add(self._drafter(self._kind), company, usual, periods[beginning:])
         if self._kind is not None and stretch.drafts:
-            self._compare(self._kind, told, company / plain)
+            self._compare(self._kind, told[waited:], company / plain)
         # what was before is told now: nobody came on either side of it, and to launch what is new takes the host longer
         same = self._kind == before and not fresh
         settled = [self._period, *periods[:-1]] if same else periods[1:-1]

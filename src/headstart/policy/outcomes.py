@@ -25,6 +25,7 @@ FIRST = {  # tokens by depth that a draft brings, until some have been seen
 }
 COOL = (1.0, 0.95, 0.85, 0.7, 0.3)  # how much less likely the next token is right, by heat, until some have been seen
 DEEPEST = 8  # tokens of a draft
+SUREST = 0.98  # that a token is thought to be right,
 WIDER = 1.35  # tries for each token that a tree is worth, where a chain has one, until both have been seen,
 UNSEEN = 1.1  # and until one of them has been,
 AT_LEAST, SOME = 1.1, 8  # and at least so many, where so many drafts of chains were seen
@@ -203,10 +204,30 @@ class Survival:
 
     def add(self, reached: Sequence[float]) -> None:
         """So many drafts were right for at least 0, 1, ... tokens."""
+        depth = len(reached) - 1
+        before = self._odds(depth)
         for k, (tried, right) in enumerate(itertools.pairwise(reached)):
             self.tried[k] += tried
             self.right[k] += right
         self.usual.add(reached)
+        self._move_deeper(depth, self._odds(depth) / before)
+
+    def _odds(self, depth: int) -> float:
+        """That a token is right, down to this depth."""
+        each = min(SUREST, max(1 - SUREST, self.by_depth(depth)[-1] ** (1 / depth)))
+        return each / (1 - each)
+
+    def _move_deeper(self, depth: int, times: float) -> None:
+        """Tokens deeper than this, which were not tried, are likelier or less likely as those above them are: else what is
+        thought of them would stay as it was on other texts."""
+        above = moved = self.before[depth - 1]
+        before = list(self.before)
+        for k in range(depth, len(before)):
+            if self.tried[k]:
+                self.right[k] = self.tried[k] * _likelier(self.right[k] / self.tried[k], times)
+            moved *= _likelier(min(1.0, self.before[k] / max(above, 1e-9)), times)
+            above, before[k] = self.before[k], moved
+        self.before = before
 
     def by_depth(self, depth: int) -> list[float]:
         return _chances(self.tried, self.right, self.before[:depth], PRIOR * max(0.2, 1 - self.seen / PRIOR_SEEN))
@@ -448,6 +469,11 @@ def _chances(tried: Sequence[float], right: Sequence[float], thought: Sequence[f
     return out
 
 
+def _likelier(chance: float, times: float) -> float:
+    """Where the odds are so many times what they were."""
+    return times * chance / (1 + (times - 1) * chance)
+
+
 def _other(drafts: Drafts) -> Drafts:
     """The same drafter's chains instead of trees, or trees instead of chains."""
     name, branches, heat = drafts
@@ -458,7 +484,7 @@ def _tried(chances: Sequence[float], times: float) -> list[float]:
     """The chances down to each depth, where each token is tried so many times instead of once."""
     out, so_far = [], 1.0
     for above, chance in zip([1.0, *chances], chances, strict=False):
-        so_far *= 1 - (1 - min(0.98, chance / max(above, 1e-9))) ** times
+        so_far *= 1 - (1 - min(SUREST, chance / max(above, 1e-9))) ** times
         out.append(so_far)
     return out
 

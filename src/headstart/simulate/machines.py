@@ -100,9 +100,9 @@ def _presets() -> Iterator[Machine]:
         ),
         {"ngram": Work(5e-5, 1e-6), "suffix": Work(3e-4, 4e-5), "eagle3": Work(9.5e-5, 3e-6)},
         around=1.5e-4,
-        reading={"eagle3": Work(1.2e-4, 2e-7)},
-        deciding=Work(4e-4, 1.5e-5),
-        changing=4e-4,
+        reading={"eagle3": Work(1e-4, 2e-7)},
+        deciding=Work(3.5e-4, 5e-6),
+        changing=1e-4,
     )
     yield Machine(
         "node",

@@ -105,6 +105,7 @@ class Replay:
         self._resting: set[str] = set()  # requests that heads have left alone: they have to join again
         self._asked: list[Wishes] = []  # what drafters were asked for at first, in this step
         self._before, self._repeats = Before(), False  # the last step, and whether this one is like it
+        self._plan = Plan()  # of the last step
         self._flight: Flight | None = None  # behind which the next step is launched, on a machine that drafts by itself
         self._left: list[Request] = []  # those that this step has ended
         self.clock, self.out = 0.0, Outcome(entrant.name)
@@ -139,11 +140,11 @@ class Replay:
     def _enlist(self, request: Request) -> None:
         """It is next in line. Heads read along only where the policy says so."""
         company = min(len(self.running) + len(self.waiting), self.setting.max_num_seqs)
-        own = self._chosen[request.id]
-        if any(n in HEADS for n in own) and not self.policy.enlist(request, Load(company, 0, 0, len(request.prompt))):
+        own, load = self._chosen[request.id], Load(company, 0, 0, len(request.prompt), self._load(self._plan).room)
+        if any(n in HEADS for n in own) and not self.policy.enlist(request, load):
             self._chosen[request.id] = tuple(n for n in own if n not in HEADS)
 
-    def _plan(self) -> Plan:
+    def _next(self) -> Plan:
         plan, room = Plan(), self.setting.max_batch_tokens
         while self.waiting and len(self.running) < self.setting.max_num_seqs:
             self._enlist(self.waiting[0])
@@ -156,7 +157,7 @@ class Replay:
         return plan
 
     def _step(self) -> None:
-        plan = self._plan()
+        plan = self._plan = self._next()
         trees, errands = self._draft(plan, self._load(plan))
         ready = plan.ready
         rows, reach = self._rows(plan, trees)
