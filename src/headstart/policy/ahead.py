@@ -40,6 +40,7 @@ CLEARLY, LONG, MANY = 0.9, 16, 64  # and below which, over so many steps or draf
 DOUBTED, FORGIVEN = 0.9, 1.02  # how much less is then thought of them, and how fast that is forgotten, in EVERY steps
 BEGINNING = 3  # steps behind a decision that tell nothing about coming and going: drafts begin or end
 TURNOVER = 0.02  # how fast it is forgotten how often requests come and go, by steps,
+QUIETLY = 0.5  # of the steps, up to which those in which they do tell nothing about drafts;
 TURNS = 0.5  # and how much longer a step with drafts then takes until that was seen, in times of what reading a prompt takes
 TOGETHER, QUIET = 8, 32  # steps that are learned from at once, at most; and where nobody drafts,
 PASSED = 96  # and how many are passed over then: plain steps are all alike
@@ -485,8 +486,9 @@ class AheadPolicy:
         """Tokens per second that this mode cannot exceed, if all were like the best and drafts for few no dearer than for all:
         it takes a fraction of the time to find out."""
         each = STAY * max([own[mode.depth - 1] for own in worths])
-        seconds = self.periods.of(None, company) + len(worths) * self.periods.each(mode, company)
-        return (company + len(worths) * each) / seconds
+        plain = self.periods.of(None, company)
+        seconds = plain + len(worths) * self.periods.each(mode, company)
+        return max(company / plain, (company + len(worths) * each) / seconds)
 
     def _speed(
         self, mode: Mode, worths: Sequence[list[float]], stay: Sequence[bool], company: int
@@ -622,7 +624,8 @@ class AheadPolicy:
         if times.asked is not stretch.asked:
             stretch = self._stretch = self._begin(times, requests)
         # the first of these waited for prompts, or for the host, since somebody came or went: so would a plain one have
-        waited = self._prompts or requests != self._there
+        changed = requests != self._there and self._turnover.value(before=0.0) < QUIETLY
+        waited = self._prompts or changed
         self._attend(told, company, plain)
         if stretch.drafts:
             stretch.note([step[2] for step in steps])

@@ -204,30 +204,10 @@ class Survival:
 
     def add(self, reached: Sequence[float]) -> None:
         """So many drafts were right for at least 0, 1, ... tokens."""
-        depth = len(reached) - 1
-        before = self._odds(depth)
         for k, (tried, right) in enumerate(itertools.pairwise(reached)):
             self.tried[k] += tried
             self.right[k] += right
         self.usual.add(reached)
-        self._move_deeper(depth, self._odds(depth) / before)
-
-    def _odds(self, depth: int) -> float:
-        """That a token is right, down to this depth."""
-        each = min(SUREST, max(1 - SUREST, self.by_depth(depth)[-1] ** (1 / depth)))
-        return each / (1 - each)
-
-    def _move_deeper(self, depth: int, times: float) -> None:
-        """Tokens deeper than this, which were not tried, are likelier or less likely as those above them are: else what is
-        thought of them would stay as it was on other texts."""
-        above = moved = self.before[depth - 1]
-        before = list(self.before)
-        for k in range(depth, len(before)):
-            if self.tried[k]:
-                self.right[k] = self.tried[k] * _likelier(self.right[k] / self.tried[k], times)
-            moved *= _likelier(min(1.0, self.before[k] / max(above, 1e-9)), times)
-            above, before[k] = self.before[k], moved
-        self.before = before
 
     def by_depth(self, depth: int) -> list[float]:
         return _chances(self.tried, self.right, self.before[:depth], PRIOR * max(0.2, 1 - self.seen / PRIOR_SEEN))
@@ -460,18 +440,18 @@ def _first(drafter: str) -> Sequence[float]:
 
 
 def _chances(tried: Sequence[float], right: Sequence[float], thought: Sequence[float], prior: float) -> list[float]:
-    """To be right to depth 1, 2, ..., where what is thought counts for so many tries at each."""
-    out, so_far, above = [], 1.0, 1.0
+    """To be right to depth 1, 2, ..., where what is thought counts for so many tries at each. Where one token is likelier than
+    was thought, so is the next, as far as it was not tried itself."""
+    out, so_far, above, times = [], 1.0, 1.0, 1.0
     for n, came, chance in zip(tried, right, thought, strict=False):
-        so_far *= (came + prior * chance / above) / (n + prior)
+        each = min(SUREST, chance / above)
+        now = (came + prior * times * each / (1 + (times - 1) * each)) / (n + prior)
+        so_far *= now
         out.append(so_far)
         above = max(chance, 1e-9)
+        if each > 0.0 and 0.0 < now < 1.0:
+            times = now * (1 - each) / (each * (1 - now))
     return out
-
-
-def _likelier(chance: float, times: float) -> float:
-    """Where the odds are so many times what they were."""
-    return times * chance / (1 + (times - 1) * chance)
 
 
 def _other(drafts: Drafts) -> Drafts:

@@ -146,14 +146,12 @@ class Replay:
 
     def _next(self) -> Plan:
         plan, room = Plan(), self.setting.max_batch_tokens
-        while self.waiting and len(self.running) < self.setting.max_num_seqs:
+        for request in self.running:
+            room -= _add(plan, request, room)
+        while self.waiting and len(self.running) < self.setting.max_num_seqs and room > 0:
             self._enlist(self.waiting[0])
             self.running.append(self.waiting.popleft())
-        for request in self.running:
-            piece = min(len(request.tokens) - request.computed, room)
-            if piece:
-                plan.add(Planned(request, piece, request.computed + piece == len(request.tokens)))
-                room -= piece
+            room -= _add(plan, self.running[-1], room)
         return plan
 
     def _step(self) -> None:
@@ -351,6 +349,14 @@ class Replay:
             self.out.times[part] += seconds
         for errand in errands:
             self.out.asked[errand.name] = self.out.asked.get(errand.name, 0) + 1
+
+
+def _add(plan: Plan, request: Request, room: int) -> int:
+    """As much of it as there is room for: so many tokens."""
+    piece = min(len(request.tokens) - request.computed, room)
+    if piece:
+        plan.add(Planned(request, piece, request.computed + piece == len(request.tokens)))
+    return piece
 
 
 def _widen(draft: Tree, nodes: int) -> None:
