@@ -180,7 +180,7 @@ class Engine:
         if self.drafting.could_be_read(request):
             company = min(len(self.scheduler.running) + len(self.scheduler.waiting), self.scheduler.max_num_seqs)
             began = time.perf_counter()
-            room = self._load(self._plan).room  # of the last step
+            room = self._plan.room(self.config.max_batch_tokens)  # in the last step
             worth_reading = self.policy.enlist(request, Load(company, 0, 0, len(request.prompt), room))
             self._welcoming += time.perf_counter() - began
             if worth_reading:

@@ -60,8 +60,11 @@ class Plan:
         """How busy this step is."""
         count = max(1, len(self.ready))
         context = sum([len(p.request.tokens) for p in self.ready]) / count
-        room = (max_batch_tokens - self.num_tokens) // count
-        return Load(num_running, num_waiting, self.num_prefill_tokens, context, room)
+        return Load(num_running, num_waiting, self.num_prefill_tokens, context, self.room(max_batch_tokens))
+
+    def room(self, max_batch_tokens: int) -> int:
+        """Rows that are left for the draft of each request."""
+        return (max_batch_tokens - self.num_tokens) // max(1, len(self.ready))
 
 
 class Scheduler:

@@ -53,7 +53,7 @@ SHOWS = 0.2  # how fast it is learned how much of them the device waits for,
 LONGER = 1.5  # and how many times the last one it may take: what takes much longer was held up by something else
 TOKENS = 256.0  # behind which an answer ends by itself, until some have been seen,
 ENDS = 0.05  # and how fast that is learned, by answers
-FILLS = 0.1  # how fast it is learned, by newcomers, how often prompts fill a step
+FILLS = 0.1  # how fast it is learned, by steps behind which somebody comes, how often prompts fill them
 LEAST = 0.02  # a mode should bring so much more than none: its chances are guesses
 BEGIN = 0.03  # and so much more again where nobody drafts now: to begin takes a step or two
 SURELY = 0.2  # of the time of drafts is taken to be lost in a trial, whatever they should bring,
@@ -130,10 +130,8 @@ class AheadPolicy:
         self._now = 0  # of so many
         self._ends = Share(ENDS, TOKENS, 1.0)  # of the tokens of answers, those that one ended at by itself,
         self._usual_tokens = TOKENS / 2  # and how many the answers of newcomers should have
-        self._filled = Share(
-            FILLS
-        )  # of newcomers, those behind a step that prompts filled: there is no room for drafts then
-        self._behind: Sequence[Request] = ()
+        self._filled = Share(FILLS)  # of steps behind which somebody came, those without room for drafts
+        self._behind: Sequence[Request] = ()  # the last of them, by its requests
         self._last = 1
         self._shares = [0.0, 0.0]  # seconds of deciding, and of all; they fade
 

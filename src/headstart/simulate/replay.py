@@ -140,7 +140,8 @@ class Replay:
     def _enlist(self, request: Request) -> None:
         """It is next in line. Heads read along only where the policy says so."""
         company = min(len(self.running) + len(self.waiting), self.setting.max_num_seqs)
-        own, load = self._chosen[request.id], Load(company, 0, 0, len(request.prompt), self._load(self._plan).room)
+        room = self._plan.room(self.setting.max_batch_tokens)  # in the last step
+        own, load = self._chosen[request.id], Load(company, 0, 0, len(request.prompt), room)
         if any(n in HEADS for n in own) and not self.policy.enlist(request, load):
             self._chosen[request.id] = tuple(n for n in own if n not in HEADS)
 
