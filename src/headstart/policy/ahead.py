@@ -55,7 +55,6 @@ TOKENS = 256.0  # behind which an answer ends by itself, until some have been se
 ENDS = 0.05  # and how fast that is learned, by answers
 FILLS = 0.1  # how fast it is learned, by steps behind which somebody comes, how often prompts fill them
 LEAST = 0.02  # a mode should bring so much more than none: its chances are guesses
-BEGIN = 0.03  # and so much more again where nobody drafts now: to begin takes a step or two
 SURELY = 0.2  # of the time of drafts is taken to be lost in a trial, whatever they should bring,
 HOPED = 1.5  # times what is thought that another shape of what drafts may bring
 RARELY = 300  # steps after which another drafter is tried where one pays
@@ -146,10 +145,15 @@ class AheadPolicy:
         self._fitting.clear()
 
     def kept(self) -> dict[str, Any]:
+        self._digest()
+        return {"periods": self.periods.kept(), "outcomes": self.outcomes.kept()}
+
+    def _digest(self) -> None:
+        """What drafts have brought so far counts from now on."""
         self._read()
         self.outcomes.digest(itertools.chain(self._guests.values(), self._gone), self._ways, 0)
         self._gone.clear()
-        return {"periods": self.periods.kept(), "outcomes": self.outcomes.kept()}
+        self._promises.clear()
 
     def recall(self, kept: Mapping[str, Any]) -> None:
         self.periods, self.outcomes = Periods.recall(kept["periods"]), Outcomes.recall(kept["outcomes"])
@@ -183,8 +187,11 @@ class AheadPolicy:
         guest = self._guest(request)
         names = self.choices(request) if guest.welcome else ()
         promise = self._promised(names, guest.heat, max(1, load.num_running))
+        if promise.new:  # those before may have told by now
+            self._digest()
+            promise = self._promised(names, guest.heat, max(1, load.num_running))
         common = self._common is not None
-        least = 1 + LEAST + (0 if common else BEGIN) + self._losses.caution
+        least = 1 + LEAST + self._losses.caution
         tokens = self._tokens_of(request.limit - len(request.prompt) if request.limit else request.params.max_tokens)
         if guest.welcome:
             self._usual_tokens += ENDS * (tokens - self._usual_tokens)
@@ -262,7 +269,7 @@ class AheadPolicy:
         mode = promise.mode
         if mode is None or promise.new:
             return None
-        return mode if promise.alone > 1 + LEAST + BEGIN + self._losses.caution else None
+        return mode if promise.alone > 1 + LEAST + self._losses.caution else None
 
     # ------------------------------------------------------------------ whom to ask
     def ask(self, requests: Sequence[Request], proposals: Sequence[Proposals], load: Load) -> list[Wishes]:
@@ -399,7 +406,7 @@ class AheadPolicy:
         of those that it was asked least for; or for all: whichever costs least for each draft. Not of what was heard within
         `rarely` steps."""
         names = {n for own in members.values() for n in own}
-        if not self._trials.may_pay(names, company):
+        if not self._trials.may_pay(names, company, self._losses.won):
             return {}
         cheapest = [shape[0] for shape in self._shapes(names, load.room)]
         modes = [m for m in cheapest if self._may_try(m, rarely)]
@@ -420,8 +427,8 @@ class AheadPolicy:
         return late and (self._way is None or shape != _shape(self._way))
 
     def _try(self, mode: Mode, guests: Sequence[Guest], members: Members, company: int) -> list[int]:
-        """For whom; nobody, where the time has not been saved up. Where nobody drafts, the first drafts of a shape are tried in
-        any case."""
+        """For whom; nobody, where the time has not been saved up. Where nobody drafts, or more was won than lost, the first
+        drafts of a shape are tried in any case: what brings several times as much should not wait for hundreds of steps."""
         own = sorted((i for i, n in members.items() if mode.drafter in n), key=lambda i: guests[i].known(mode.drafter))
         new = [i for i in own if not guests[i].decided and mode.drafter not in SOLE]
         plain, each = self.periods.of(None, company), sum(self.outcomes.worth(guests[i], mode) for i in own) / len(own)
@@ -443,7 +450,7 @@ class AheadPolicy:
         count = min({len(new) or 1, max(1, len(own) // 8), len(own)}, key=lambda n: costs(n) / drafts_of(n))
         untried = self._losses.few or _shape(mode) not in self._heard  # those that were read are there to be tried
         new_to_all = untried and self.outcomes.is_new(mode, guests[own[0]].heat)
-        free = self._way is None and new_to_all and needs < HOPELESS * each
+        free = (self._way is None or self._losses.won) and new_to_all and needs < HOPELESS * each
         price = costs(count) + self._cost
         if not self._trials.pay(mode.drafter, price, gain, count, needs / max(each, 1e-9), free, company):
             return []
@@ -453,7 +460,7 @@ class AheadPolicy:
         """What makes most tokens per second, and for whom. No mode: plain steps do."""
         company = len(guests)
         plain = self.periods.of(None, company)
-        least = 1 + LEAST + (0 if any(g.mode is not None for g in guests) else BEGIN) + self._losses.caution
+        least = 1 + LEAST + self._losses.caution
         curious = NEW if self._losses.few else 1.0
         found: Choice = (least * company / plain, None, [])
         for modes in self._shapes(set().union(*members.values()), load.room):
@@ -573,7 +580,7 @@ class AheadPolicy:
         """So long at most did the device wait for the policy in this step: it was done at some time meanwhile."""
         waited = min(self._aside, visible) / 2
         self._shows += SHOWS * (waited / self._aside - self._shows)
-        self._time, self._aside = self._time - waited, 0.0
+        self._time, self._aside = max(0.0, self._time - waited), 0.0
 
     def _read_many(self, times: int = 1) -> None:
         """Where there are so many times as many as are read together."""

@@ -14,7 +14,7 @@ from headstart.policy.trials import DEAREST
 
 READING = 0.002  # share of the time that reading prompts may take for which it does not seem to pay,
 READINGS = 4  # and for how many of them it is saved up,
-STRANGERS = 4  # prompts that are read before anything is known of what that brings
+STRANGERS = 16  # prompts that are read before anything is known of what that brings
 CHURN = 8  # steps after which newcomers are looked at together, where more and more come,
 ARRIVALS = 0.1  # and how fast it is learned what newcomers take, and what it takes to read them
 DOUBT = 1.25  # times that it should come back where the others do not draft: alone it does not pay

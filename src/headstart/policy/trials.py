@@ -38,6 +38,11 @@ class Losses:
         return self.steps < BEARABLE
 
     @property
+    def won(self) -> bool:
+        """More than that: drafts have brought more than everything cost."""
+        return self.steps < 0
+
+    @property
     def caution(self) -> float:
         """How much more than else drafts have to bring, in times what plain steps do."""
         return CAUTION * max(0.0, self.steps - BEARABLE)
@@ -74,10 +79,10 @@ class Trials:
             self.purses[name] = self.purses.get(name, 0.0) + self.saved * weight / sum(weights.values())
         self.saved = 0.0 if weights else self.saved
 
-    def may_pay(self, drafters: Iterable[str], company: int) -> bool:
+    def may_pay(self, drafters: Iterable[str], company: int, won: bool = False) -> bool:
         """Could there be time for a trial of one of these? Not before it is known what the last one took, and not where there
-        was far too little lately, in about this company."""
-        return self.bill is None and not all(self._is_short(name, company) for name in drafters)
+        was far too little lately, in about this company. Where more was won than lost, some are free."""
+        return self.bill is None and (won or not all(self._is_short(name, company) for name in drafters))
 
     def _is_short(self, drafter: str, company: int) -> bool:
         price, before = self._short.get(drafter, (0.0, company))
