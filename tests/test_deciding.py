@@ -615,6 +615,30 @@ def test_what_is_new_is_tried_at_once_beside_other_drafts_where_more_was_won_tha
         assert bool(p._trial(guests, members, 16, Load(16, 0, 0, 100.0, 63), 300)) is tries
 
 
+def test_who_has_lost_spends_less_on_what_does_not_seem_to_pay_and_counts_what_takes_long_dearer() -> None:
+    p = policy()
+    for lost in (0.0, 6.0):
+        before, p._losses.steps = p._trials.saved, lost
+        p._save_up(1.0)
+        assert p._trials.saved - before == pytest.approx(PROBES * (1.0 if not lost else 1 / 3.5))
+    extra, plain = p.periods.extra(TREE, 1, 1), p.periods.of(None, 1)
+    dear = p._speed(TREE, [[4.0] * TREE.depth], [False], 1)[0]
+    p._losses.steps = 0.0
+    assert p._speed(TREE, [[4.0] * TREE.depth], [False], 1)[0] / dear == pytest.approx(
+        (plain + 1.1 * extra) / (plain + extra)
+    )
+
+
+def test_who_has_lost_tries_for_free_only_what_may_well_pay() -> None:
+    for more, lost, tries in ((1.8, 0.0, True), (1.8, 2.0, False), (1.2, 2.0, True)):
+        p = policy()
+        guests, own = [Guest(0, True) for _ in range(16)], {i: ["ngram"] for i in range(16)}
+        needs = p.periods.extra(NGRAM, 16, 16) / p.periods.of(None, 16)
+        p.outcomes.worth = lambda guest, mode, each=needs / more: each
+        p._losses.steps = lost
+        assert bool(p._trial(guests, own, 16, Load(16, 0, 0, 100.0, 63))) is tries, (more, lost)
+
+
 def test_what_brings_a_little_more_than_it_takes_is_begun() -> None:
     """To begin costs a step or two, once: that is no reason to leave a few percent for good."""
     p = policy()
@@ -635,6 +659,7 @@ def test_who_comes_behind_the_first_drafts_is_judged_by_what_these_brought() -> 
     assert p.enlist(first, Load(4, 0, 0)) and p._promised(p.choices(first), 0, 4).new
     p._set(first, CHAIN, CHAIN.nodes)
     p._guests[first.id].logs[0][0] += 40  # drafts that brought nothing
+    p._drafts = True
     assert not p.enlist(Device._request("code", 1, 64), Load(4, 0, 0))
     assert not p._promised(p.choices(first), 0, 4).new
 

@@ -56,6 +56,7 @@ ENDS = 0.05  # and how fast that is learned, by answers
 FILLS = 0.1  # how fast it is learned, by steps behind which somebody comes, how often prompts fill them
 LEAST = 0.02  # a mode should bring so much more than none: its chances are guesses
 SURELY = 0.2  # of the time of drafts is taken to be lost in a trial, whatever they should bring,
+LIKELY = 1.5  # times what drafts should bring that they may have to, to be tried for free though something was lost,
 HOPED = 1.5  # times what is thought that another shape of what drafts may bring
 RARELY = 300  # steps after which another drafter is tried where one pays
 AROUND = 16  # for how many requests that are not new the host needs one more step to begin and to end a trial
@@ -187,7 +188,7 @@ class AheadPolicy:
         guest = self._guest(request)
         names = self.choices(request) if guest.welcome else ()
         promise = self._promised(names, guest.heat, max(1, load.num_running))
-        if promise.new:  # those before may have told by now
+        if promise.new and self._drafts:  # those before may have told by now
             self._digest()
             promise = self._promised(names, guest.heat, max(1, load.num_running))
         common = self._common is not None
@@ -448,7 +449,8 @@ class AheadPolicy:
         if self._way is not None and self._way.drafter == mode.drafter and 1 + HOPED * each < gain * (1 + needs):
             return []  # nor could another shape of what drafts now, if it brought so much more than is thought
         count = min({len(new) or 1, max(1, len(own) // 8), len(own)}, key=lambda n: costs(n) / drafts_of(n))
-        untried = self._losses.few or _shape(mode) not in self._heard  # those that were read are there to be tried
+        likely = mode.drafter not in SOLE or needs < LIKELY * each  # those that were read are there to be tried
+        untried = self._losses.few or (likely and _shape(mode) not in self._heard)
         new_to_all = untried and self.outcomes.is_new(mode, guests[own[0]].heat)
         free = (self._way is None or self._losses.won) and new_to_all and needs < HOPELESS * each
         price = costs(count) + self._cost
@@ -505,7 +507,8 @@ class AheadPolicy:
         tokens = list(itertools.accumulate(map(worth.__getitem__, order), initial=float(company)))
         counts = _counts(len(order))
         extras = self.periods.extras(mode, counts, company)
-        speeds = [tokens[n] / (plain + extra) for n, extra in zip(counts, extras, strict=True)]
+        dearer = self._losses.dearer
+        speeds = [tokens[n] / (plain + dearer * extra) for n, extra in zip(counts, extras, strict=True)]
         most = max(speeds)
         return most, order[: counts[speeds.index(most)]]
 
@@ -591,8 +594,7 @@ class AheadPolicy:
     def _pass_over(self) -> None:
         """Steps in which nobody drafted count, but nobody looks at them."""
         passed, self._passed, self._passing = self._passed, Passed(), 0
-        self._trials.saved += PROBES * passed.seconds
-        self._readings.saved += READING * passed.seconds
+        self._save_up(passed.seconds)
         self._losses.add(passed.deciding / self.periods.of(None, max(1, self._last)), passed.steps)
         self._turnover.add(passed.steps, passed.steps - passed.plain, passed.steps)
         self._now += passed.steps
@@ -617,14 +619,18 @@ class AheadPolicy:
                 elif isinstance(event, Request):
                     self._part_with(event)
 
+    def _save_up(self, seconds: float) -> None:
+        """A share of the time that is over, for what does not seem to pay."""
+        self._trials.saved += self._losses.ease * PROBES * seconds
+        self._readings.saved += self._losses.ease * READING * seconds
+
     def _read_steps(self, steps: Sequence[Step]) -> None:
         """Steps that repeat one another."""
         times, requests, _ = steps[0]
         told, company, stretch = [step[0] for step in steps], len(requests), self._stretch
         periods, plain = [t.period for t in told], self.periods.of(None, company)
         seconds = sum(periods)
-        self._trials.saved += PROBES * seconds
-        self._readings.saved += READING * seconds
+        self._save_up(seconds)
         self._now += len(steps)
         if times.asked is not stretch.asked:
             stretch = self._stretch = self._begin(times, requests)

@@ -17,7 +17,9 @@ HOPELESS = 2.0  # times what it takes that a trial costs at most of what brings 
 AT_LEAST, WORST = 0.25, 3.0  # times what was thought, that a trial counts for
 NEARLY = 0.8  # of what a trial costs, below which it is not looked at what it would cost now
 BEARABLE, FORGIVEN = 1.0, 0.005  # plain steps that may be lost before caution sets in, and how many a step forgives;
-CAUTION = 0.005  # times what plain steps bring, that each of them makes drafts have to bring more
+CAUTION = 0.005  # times what plain steps bring, that each of them makes drafts have to bring more,
+DEARER = 0.02  # how much more drafts are then taken to cost,
+LESS = 0.5  # and how much less time trials get
 CREDIT, HEAVY = 4.0, 6.0  # how much of a gain is held against later losses, and the most that is remembered of these
 FIRST, BOTHER = 0.5, 0.3  # how much of it trials are thought to take at first, and how far one moves that
 
@@ -43,9 +45,24 @@ class Losses:
         return self.steps < 0
 
     @property
+    def many(self) -> float:
+        """Those beyond what is bearable."""
+        return max(0.0, self.steps - BEARABLE)
+
+    @property
     def caution(self) -> float:
         """How much more than else drafts have to bring, in times what plain steps do."""
-        return CAUTION * max(0.0, self.steps - BEARABLE)
+        return CAUTION * self.many
+
+    @property
+    def dearer(self) -> float:
+        """Times what drafts should cost, that they are taken to: what takes long has more to lose."""
+        return 1 + DEARER * self.many
+
+    @property
+    def ease(self) -> float:
+        """The share that is left of the time for what does not seem to pay."""
+        return 1 / (1 + LESS * self.many)
 
 
 @dataclass
