@@ -431,6 +431,8 @@ def test_what_is_due_is_decided_while_the_device_is_at_work() -> None:
     before = p.ask(requests, [{}] * 4, Load(4, 0, 0))
     p.catch_up()
     assert p._steps == 0 and p._time == 0.0, "it was decided"
+    learn(1.0)
+    assert p._shows == 0.0 and p._time > 0.0, "this step has shown what was done before"
     learn(0.0)
     assert p._shows == 0.0 and p._time > 0.0
     assert any(before) and p._due <= EVERY, "nothing changes, so it holds from now on"
@@ -443,11 +445,16 @@ def test_what_is_due_is_decided_while_the_device_is_at_work() -> None:
     assert p._due == EVERY + UNDER_WAY, "it shows only in the step behind those that are under way"
     after = p.ask(requests, [{}] * 4, Load(4, 0, 0))
     assert not any(after) and p.holds()
+    learn(0.0)
     learn(1.0)
-    assert 0.0 < p._shows < 0.5 and p._time == 0.0, "the device had waited; more than was saved up is not owed"
+    assert 0.0 < p._shows < 0.5 and p._time < 0.0, "the device had waited"
     due()
     p.catch_up()
     assert p._steps == EVERY, "so it takes time that was saved up"
+    p._time, p._shows = -1.0, 0.0
+    p.catch_up()
+    assert p._steps == 0, "what takes nothing is owed nothing"
+    due()
     p._time, requests[0].finish_reason = 1.0, "stop"
     p.catch_up()
     assert p._steps == EVERY, "somebody is about to go"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import torch
 
 from headstart.core import Batch, Draft, Request, Segment, Tree
 from headstart.drafters import Drafter, register
-from headstart.engine import StepFailed
+from headstart.engine import Clock, StepFailed
 from headstart.errors import BadInput, ConfigError
 from headstart.models.runner import TorchRunner
 from headstart.scheduler import GROWS
@@ -487,3 +488,44 @@ def test_a_thousand_requests_leave_nothing_behind() -> None:
     drafter = e.drafting.drafters["suffix"]
     assert not drafter._own and not drafter._seen and len(drafter.past.texts()) <= 50
     assert not e.drafting._views and not e.drafting._without and not e.pool.tables and not e.delivery.streams
+
+
+class Landed:
+    """Verdicts that are there from some look on."""
+
+    def __init__(self, at: int) -> None:
+        self.looks, self.at = 0, at
+
+    @property
+    def has_landed(self) -> bool:
+        self.looks += 1
+        return self.looks > self.at
+
+    def verdicts(self) -> list[Any]:
+        return []
+
+
+@pytest.mark.parametrize(
+    ("at", "followed", "hidden", "in_doubt", "counted"),
+    [
+        (2, True, 5.0, True, 0.0),  # busy all the while: what was done before is hidden, what is done now not seen yet
+        (1, True, 5.0, True, 0.0),  # it ended meanwhile, but the device has the next step
+        (1, False, 5.0, False, 1.0),  # and here it has none, so it may have waited
+        (2, False, 6.0, False, 0.0),
+        (0, True, 0.0, False, 0.0),  # it had ended before: whatever was done then may have kept it waiting
+    ],
+)
+def test_what_the_policy_does_counts_only_where_the_device_may_have_waited(
+    monkeypatch, at, followed, hidden, in_doubt, counted
+) -> None:
+    e = engine(tiny.model())
+    now = [100.0]
+    monkeypatch.setattr("headstart.engine.time.perf_counter", lambda: now[0])
+    e.policy.catch_up = lambda: now.__setitem__(0, now[0] + 1.0)
+    e._learning, e._landed, e.aside = 2.0, 0.0, 0.0
+    own, following = Clock(None), Clock(None, policy=3.0)
+    flight = SimpleNamespace(clock=own, follows=True, followed=followed)
+    e._wait_for(flight, Landed(at), following)
+    assert e.aside == hidden and e._in_doubt == (1.0 if in_doubt else 0.0)
+    assert (e._learning, following.laps["policy"]) == ((0.0, 0.0) if at else (2.0, 3.0))
+    assert own.laps["policy"] == counted and own.laps["host"] == (1.0 if in_doubt and at == 1 else 0.0)

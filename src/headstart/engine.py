@@ -158,7 +158,7 @@ class Engine:
         self._settled = 0.0  # when the last step was
         self._seconds = [0.0] * (PLAIN + 1)  # of all steps so far: laps, those that were compared, plain ones instead
         # seconds that the policy took to learn from the last step, and for newcomers, which count as deciding
-        self._learning = self._welcoming = 0.0
+        self._learning = self._in_doubt = self._welcoming = 0.0
         self.aside = 0.0  # all that it took while the device was at work anyway, which is not counted
         self._pace = 0.0  # seconds of the last forward of one row, with all that surrounds it
         self._wait = runner.synchronize if config.profile else None
@@ -352,19 +352,25 @@ class Engine:
         flight.settled = True
 
     def _wait_for(self, flight: Flight, landing: Landing, following: Clock | None) -> None:
-        """For the device. Meanwhile the policy learns. If the device is still at work then, it has waited for nothing that
-        the policy did since it began with this step."""
-        began, behind = time.perf_counter(), not landing.has_landed
-        if behind:
+        """For the device. If it is still at work, it has waited for nothing that the policy did since it got this step.
+        Meanwhile the policy learns; where the device has the next step already, that one shows whether it waited for this."""
+        began, busy = time.perf_counter(), not landing.has_landed
+        if busy:
+            self._hide(flight, following)
             self.policy.catch_up()
-        learning = time.perf_counter() - began if behind else 0.0
-        behind = behind and not landing.has_landed
+        learning = time.perf_counter() - began if busy else 0.0
+        late = busy and landing.has_landed
         landing.verdicts()
         self._landed = flight.clock.lap("target", since=self._landed)
-        if not behind:
-            flight.clock.move(learning, "target", "policy")
-            return
-        self.aside += learning
+        if late:
+            flight.clock.move(learning, "target", "host" if flight.followed else "policy")
+        if flight.followed:
+            self._in_doubt = learning
+        elif not late:
+            self.aside += learning
+
+    def _hide(self, flight: Flight, following: Clock | None) -> None:
+        """What the policy did while the device was at work is not counted."""
         if following is not None:
             self.aside += following.laps["policy"]
             following.move(following.laps["policy"], "policy", "host")
@@ -1006,7 +1012,7 @@ class Engine:
         """What the step cost and brought. Its seconds are counted once for all, and told to each request when it leaves."""
         laps = flight.clock.laps
         laps["policy"] += self._learning
-        self._learning = 0.0
+        self._learning, self._in_doubt = self._in_doubt, 0.0
         for part in flight.plan.parts:
             if part.request.booked is None:
                 self._open_book(part.request, flight.clock.began)

@@ -50,6 +50,7 @@ LOOK, LOOKS = 3, 8  # drafts after which it is looked at what has just begun, an
 DECIDING = 0.0015  # share of the time that decisions may take: with many requests, they are taken less often
 USUAL = 2e-4  # seconds of a decision, at first,
 SHOWS = 0.2  # how fast it is learned how much of them the device waits for,
+HIDDEN = 0.05  # and up to which share they are taken to cost nothing,
 LONGER = 1.5  # and how many times the last one it may take: what takes much longer was held up by something else
 TOKENS = 256.0  # behind which an answer ends by itself, until some have been seen,
 ENDS = 0.05  # and how fast that is learned, by answers
@@ -117,7 +118,7 @@ class AheadPolicy:
         self._time, self._cost = 1.0, USUAL  # seconds saved up for decisions, and those that one takes
         self._load = Load(1, 0, 0)  # of the last step that was asked about
         self._decided = False  # something else is wished for, while the device was at work, and nobody has asked since
-        self._aside = 0.0  # seconds of the last such decision,
+        self._aside = self._shown = 0.0  # seconds of such a decision while this step ran, and the one before,
         self._shows = 0.0  # and what share of them the device waits for, lately
         self._readings, self._promises = Readings(), dict[tuple[Any, ...], Promise]()
         self._trials, self._losses = Trials(), Losses()
@@ -543,8 +544,9 @@ class AheadPolicy:
         self._steps += 1
         self._ran = requests
         self._time += DECIDING * times.period
-        if self._aside:
+        if self._shown:
             self._charge_aside(times.policy)
+        self._shown, self._aside = self._aside, 0.0
         if self._passing and not self._drafts:
             self._passing -= 1
             self._passed.add(times)
@@ -576,14 +578,15 @@ class AheadPolicy:
         """Not twice before somebody asks, nor where somebody is about to go."""
         if self._decided or self.rehearses or not self.periods.known or self._load.room <= 0:
             return False
-        due = self._steps >= self._due and (self._time >= self._shows * self._cost or self._may_decide)
+        paid = self._shows < HIDDEN or self._time >= self._shows * self._cost
+        due = self._steps >= self._due and (paid or self._may_decide)
         return due and bool(self._ran) and all(r.finish_reason is None for r in self._ran)
 
     def _charge_aside(self, visible: float) -> None:
-        """So long at most did the device wait for the policy in this step: it was done at some time meanwhile."""
-        waited = min(self._aside, visible) / 2
-        self._shows += SHOWS * (waited / self._aside - self._shows)
-        self._time, self._aside = max(0.0, self._time - waited), 0.0
+        """So long at most did the device wait for it, since it waited so long for all that the policy did then."""
+        waited = min(self._shown, visible)
+        self._shows += SHOWS * (waited / self._shown - self._shows)
+        self._time -= waited
 
     def _read_many(self, times: int = 1) -> None:
         """Where there are so many times as many as are read together."""
