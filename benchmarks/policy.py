@@ -70,6 +70,8 @@ def kinds(args: argparse.Namespace, target: Loaded) -> dict[str, list[Prompt]]:
         found[MATHS] = [(chat(r["question"]), 0.0) for r in rows]
     lines = Path(__file__).with_name("code_prompts.txt").read_text(encoding="utf-8").splitlines()
     found[CODE] = [(chat(line), 0.0) for line in lines]
+    if none := [kind for kind, own in found.items() if not own]:
+        sys.exit(f"No prompt of these kinds is below --longest {args.longest} characters: {', '.join(none)}.")
     for own in found.values():
         rng.shuffle(own)
     found[NOISE] = [([rng.randrange(vocab) for _ in range(40)], 1.5) for _ in range(400)]
@@ -166,8 +168,15 @@ def _told(seconds: float, thought: dict[str, float], stats: list[Stats], texts: 
         "speed": sums["tokens"] / seconds,
         **sums,
         **thought,
+        "by drafter": _by_drafter([s.by_drafter for s in stats]),
         "texts": texts,
     }
+
+
+def _by_drafter(books: list[dict[str, list[int]]]) -> dict[str, list[int]]:
+    """Drafted and accepted tokens."""
+    names = sorted({name for book in books for name in book})
+    return {name: [sum(book[name][i] for book in books if name in book) for i in (0, 1)] for name in names}
 
 
 def point(
@@ -219,6 +228,7 @@ def _summary(runs: list[dict[str, Any]], plain: list[dict[str, Any]]) -> dict[st
         "block efficiency": sum(r["tokens"] for r in runs) / sum(r["steps"] for r in runs),
         "drafted": sum(r["drafted"] for r in runs) / sum(r["tokens"] for r in runs),
         "accepted": sum(r["accepted"] for r in runs) / sum(r["tokens"] for r in runs),
+        "by drafter": _by_drafter([r["by drafter"] for r in runs]),
         "policy share": sum(r["policy"] for r in runs) / seconds,
         "aside share": sum(r["aside"] for r in runs)
         / seconds,  # learning while a device was at work: it delays nothing
