@@ -147,13 +147,13 @@ class AheadPolicy:
         self._fitting.clear()
 
     def kept(self) -> dict[str, Any]:
-        self._digest()
+        self._read()
+        self._digest(self._guests.values())
         return {"periods": self.periods.kept(), "outcomes": self.outcomes.kept()}
 
-    def _digest(self) -> None:
-        """What drafts have brought so far counts from now on."""
-        self._read()
-        self.outcomes.digest(itertools.chain(self._guests.values(), self._gone), self._ways, 0)
+    def _digest(self, guests: Iterable[Guest], steps: int = 0) -> None:
+        """What drafts for these and for those who have gone brought so far counts from now on; so many steps are over."""
+        self.outcomes.digest(itertools.chain(guests, self._gone), self._ways, steps)
         self._gone.clear()
         self._promises.clear()
 
@@ -188,27 +188,27 @@ class AheadPolicy:
             return True
         guest = self._guest(request)
         names = self.choices(request) if guest.welcome else ()
-        promise = self._promised(names, guest.heat, max(1, load.num_running))
+        company, common = max(1, load.num_running), self._common is not None
+        promise = self._promised(names, guest.heat, company)
         if promise.new and self._drafts:  # those before may have told by now
-            self._digest()
-            promise = self._promised(names, guest.heat, max(1, load.num_running))
-        common = self._common is not None
-        least = 1 + LEAST + self._losses.caution
+            self._read()
+            self._digest(self._guests.values())
+            promise = self._promised(names, guest.heat, company)
         tokens = self._tokens_of(request.limit - len(request.prompt) if request.limit else request.params.max_tokens)
         if guest.welcome:
             self._usual_tokens += ENDS * (tokens - self._usual_tokens)
-        if promise.alone < least and tokens * promise.seconds > promise.cost:
+        if promise.alone < self._least and tokens * promise.seconds > promise.cost:
             tokens = self._usual_tokens  # it pays for all of them or for nobody
-        may_try = promise.mode is not None and self._trials.may_pay([promise.mode.drafter], max(1, load.num_running))
+        may_try = promise.mode is not None and self._trials.may_pay([promise.mode.drafter], company)
         if promise.new and not self._losses.few:
             promise = promise._replace(gain=0.0)
         if self._ran is not self._behind:
             self._behind = self._ran
             self._filled.add(1, load.room <= 0)
         tokens *= 1 - self._filled.value(before=0.0)
-        read = self._readings.wants(promise, least, tokens, guest.heat, self._drafts, common, may_try)
+        read = self._readings.wants(promise, self._least, tokens, guest.heat, self._drafts, common, may_try)
         if read:
-            self._losses.add(promise.cost / promise.seconds / max(1, load.num_running), 0)
+            self._losses.add(promise.cost / promise.seconds / company, 0)
         if self.periods.known:
             self._unread.append(read)
         return read
@@ -271,7 +271,7 @@ class AheadPolicy:
         mode = promise.mode
         if mode is None or promise.new:
             return None
-        return mode if promise.alone > 1 + LEAST + self._losses.caution else None
+        return mode if promise.alone > self._least else None
 
     # ------------------------------------------------------------------ whom to ask
     def ask(self, requests: Sequence[Request], proposals: Sequence[Proposals], load: Load) -> list[Wishes]:
@@ -349,9 +349,7 @@ class AheadPolicy:
         """Who drafts in the next steps, and how."""
         began, trial, second, steps = self.clock(), self._trying, self._began, self._steps
         self._learn_seen()
-        self.outcomes.digest(itertools.chain(guests, self._gone), self._ways, self._steps)
-        self._gone.clear()
-        self._promises.clear()
+        self._digest(guests, self._steps)
         self._beginning = BEGINNING
         forgiven = FORGIVEN ** (self._steps / EVERY)
         self._doubts = {like: more for like, doubt in self._doubts.items() if (more := doubt * forgiven) < 1}
@@ -459,13 +457,17 @@ class AheadPolicy:
             return []
         return new if count == len(new) else own[:count]
 
+    @property
+    def _least(self) -> float:
+        """Times what plain steps bring, that drafts have to."""
+        return 1 + LEAST + self._losses.caution
+
     def _best(self, guests: Sequence[Guest], members: Members, load: Load) -> Choice:
         """What makes most tokens per second, and for whom. No mode: plain steps do."""
         company = len(guests)
         plain = self.periods.of(None, company)
-        least = 1 + LEAST + self._losses.caution
         curious = NEW if self._losses.few else 1.0
-        found: Choice = (least * company / plain, None, [])
+        found: Choice = (self._least * company / plain, None, [])
         for modes in self._shapes(set().union(*members.values()), load.room):
             own = [i for i, names in members.items() if modes[0].drafter in names]
             worths = [self.outcomes.worths(guests[i], modes[-1]) for i in own]
