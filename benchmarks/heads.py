@@ -46,15 +46,14 @@ def way(name: str) -> dict[str, Any]:
 
 # ------------------------------------------------------------------ prompts
 def gsm8k(path: str, count: int) -> list[tuple[str, str]]:
-    lines = Path(path).read_text(encoding="utf-8").splitlines()
-    return [("gsm8k", json.loads(line)["question"]) for line in lines[:: max(1, len(lines) // count)][:count]]
+    rows = report.rows(path, "question")
+    return [("gsm8k", row["question"]) for row in rows[:: max(1, len(rows) // count)][:count]]
 
 
 def spec_bench(path: str, count: int) -> list[tuple[str, str]]:
     """As many of each category as are asked for, spread over the file."""
     found: dict[str, list[str]] = {}
-    for line in Path(path).read_text(encoding="utf-8").splitlines():
-        row = json.loads(line)
+    for row in report.rows(path, "category", "turns"):
         found.setdefault(row["category"], []).append(row["turns"][0])
     return [(name, p) for name, own in found.items() for p in own[:: max(1, len(own) // count)][:count]]
 

@@ -35,6 +35,7 @@ import report
 
 from headstart import LLM, SamplingParams
 from headstart.core import Request, Stats
+from headstart.errors import HeadstartError
 from headstart.models.load import Loaded, load
 from headstart.rehearse import prepare
 from headstart.shapes import GROWN
@@ -61,13 +62,12 @@ def kinds(args: argparse.Namespace, target: Loaded) -> dict[str, list[Prompt]]:
 
     found: dict[str, list[Prompt]] = {}
     if args.spec_bench:
-        rows = [json.loads(line) for line in Path(args.spec_bench).read_text(encoding="utf-8").splitlines()]
+        rows = report.rows(args.spec_bench, "category", "turns")
         for kind, categories in KINDS.items():
             own = [r["turns"][0] for r in rows if r["category"] in categories]
             found[kind] = [(chat(text), 0.0) for text in own if len(text) < args.longest]
     if args.gsm8k:
-        rows = [json.loads(line) for line in Path(args.gsm8k).read_text(encoding="utf-8").splitlines()]
-        found[MATHS] = [(chat(r["question"]), 0.0) for r in rows]
+        found[MATHS] = [(chat(r["question"]), 0.0) for r in report.rows(args.gsm8k, "question")]
     lines = Path(__file__).with_name("code_prompts.txt").read_text(encoding="utf-8").splitlines()
     found[CODE] = [(chat(line), 0.0) for line in lines]
     if none := [kind for kind, own in found.items() if not own]:
@@ -356,7 +356,10 @@ def main() -> None:
         return report.print_kept(args.show, tables)
     if args.in_step and (torch.cuda.is_available() or args.shifts or args.shifts_at):
         parser.error("--in-step is for CPUs, and for single kinds of prompts: leave it out on a GPU and with --shifts.")
-    result = {"provenance": provenance(args), "results": run(args)}
+    try:
+        result = {"provenance": provenance(args), "results": run(args)}
+    except HeadstartError as error:
+        sys.exit(str(error))
     if args.out:
         report.keep(args.out, result)
     report.show(console, tables(result))

@@ -62,6 +62,18 @@ def _merged(old: Any, new: Any) -> Any:
     return old | {key: _merged(old.get(key), value) for key, value in new.items()}
 
 
+def rows(path: str, *names: str) -> list[dict[str, Any]]:
+    """JSON lines that have all of these."""
+    wanted = f"Give a file of JSON lines, each with {' and '.join(names)}."
+    try:
+        found = [json.loads(line) for line in Path(path).read_text(encoding="utf-8").splitlines()]
+    except (OSError, ValueError) as error:
+        sys.exit(f"{path} cannot be read: {error}. {wanted}")
+    if not found or not all(isinstance(row, dict) and row.keys() >= set(names) for row in found):
+        sys.exit(f"{path} has other lines than were expected. {wanted}")
+    return found
+
+
 def refuse_unknown(given: str, known: Iterable[str]) -> None:
     """Names with commas, all of them known."""
     names = list(known)
