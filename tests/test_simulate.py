@@ -253,6 +253,15 @@ def test_a_decision_that_changes_nothing_is_made_behind_the_devices_back():
     assert own._in_sight(plan, 0.004, 0.0, drafts=True)[0] == 0.004, "somebody begins to draft"
 
 
+def test_a_device_computes_rows_for_drafts_that_it_did_not_find():
+    """It was told to before anyone knew. A host that drafts knows how many there are."""
+    trace = Trace((Arrival(0.0, 1, 100, {"ngram": Skill(((0.0, 0.0),), found=0.0)}),))
+    for machine, rows in ((AHEAD, 4), (MACHINE, 1)):
+        _, own = replay(trace, "fixed:ngram:3", machine)
+        nearly_all = own.times["target"] / (own.steps * Costs(POINTS).of(rows))
+        assert own.drafted == 0 and nearly_all == pytest.approx(1, abs=0.01)
+
+
 def test_coming_and_going_takes_longer_where_not_all_is_plain():
     slow = replace(AHEAD, changing=0.5)
     (plain, own), (same, slower) = (replay(_three(), "fixed:eagle3:2", machine) for machine in (AHEAD, slow))

@@ -15,13 +15,13 @@ import functools
 import itertools
 import math
 import time
-from collections import Counter
 from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any, cast
 
 from headstart import sampling
 from headstart.config import HEADS, SpeculativeConfig
 from headstart.core import Request, Tree, Verdict
+from headstart.drafters import WEIGHTLESS
 from headstart.policy import Choices, Load, Proposals, StepTimes, Wish, Wishes
 from headstart.policy.explain import Explanation, Tried
 from headstart.policy.fixed import FixedPolicy
@@ -45,6 +45,7 @@ TURNS = 0.5  # and how much longer a step with drafts then takes until that was 
 TOGETHER, QUIET = 8, 32  # steps that are learned from at once, at most; and where nobody drafts,
 PASSED = 96  # and how many are passed over then: plain steps are all alike
 LATEST = 2  # times as many are learned from though the device has to wait for that
+LATELY = 2  # steps behind what was taken in that a decision goes without: it takes half as long then
 SOONEST = 2  # steps behind which a decision may be thought about anew
 LOOK, LOOKS = 3, 8  # drafts after which it is looked at what has just begun, and how often where it is hardly known
 DECIDING = 0.0015  # share of the time that decisions may take: with many requests, they are taken less often
@@ -56,8 +57,9 @@ TOKENS = 256.0  # behind which an answer ends by itself, until some have been se
 ENDS = 0.05  # and how fast that is learned, by answers
 FILLS = 0.1  # how fast it is learned, by steps behind which somebody comes, how often prompts fill them
 LEAST = 0.02  # a mode should bring so much more than none: its chances are guesses
+UNTRIED = 1.11  # times worse than they should be, n-grams are taken to be that were never tried: so trials come first
 SURELY = 0.2  # of the time of drafts is taken to be lost in a trial, whatever they should bring,
-LIKELY = 1.5  # times what drafts should bring that they may have to, to be tried for free though something was lost,
+LIKELY = 0.8  # times what drafts should bring that they may have to, to be tried for free though something was lost,
 HOPED = 1.5  # times what is thought that another shape of what drafts may bring
 RARELY = 300  # steps after which another drafter is tried where one pays
 AROUND = 16  # for how many requests that are not new the host needs one more step to begin and to end a trial
@@ -101,7 +103,8 @@ class AheadPolicy:
         self._hardly = 0  # decisions in a row for a way that is hardly known
         self._way: Mode | None = None  # that was decided on
         self._common: Mode | None = None  # that newcomers take until it is decided for them: those that a head reads
-        self._steps, self._due = 0, 0  # since the last decision, and when the next is due
+        self._steps, self._due = 0, 0  # since the last decision, and when the next is due,
+        self._undigested = 0  # and since what drafts brought was taken in
         self._asked: list[Request] = []  # the last that were asked about,
         self._answers: list[Wishes] = []  # and what was wished for them,
         self._drafts = False  # if anything was
@@ -120,7 +123,10 @@ class AheadPolicy:
         self._decided = False  # something else is wished for, while the device was at work, and nobody has asked since
         self._aside = self._shown = 0.0  # seconds of such a decision while this step ran, and the one before,
         self._shows = 0.0  # and what share of them the device waits for, lately
-        self._readings, self._promises = Readings(), dict[tuple[Any, ...], Promise]()
+        self._readings = Readings()
+        self._promises: dict[tuple[Any, ...], Promise] = {}  # until more is known,
+        self._gains_of: dict[tuple[Any, ...], float] = {}  # and what it brings if so many draft like this
+        self._like: tuple[Sequence[str], int] | None = None  # the last newcomer: its drafters, and its heat
         self._trials, self._losses = Trials(), Losses()
         self._unread: list[Step | Newcomer | Request] = []  # what is still to be learned from; requests: they are over
         self._leaving = 0  # how many of those there are
@@ -151,11 +157,17 @@ class AheadPolicy:
         self._digest(self._guests.values())
         return {"periods": self.periods.kept(), "outcomes": self.outcomes.kept()}
 
-    def _digest(self, guests: Iterable[Guest], steps: int = 0) -> None:
-        """What drafts for these and for those who have gone brought so far counts from now on; so many steps are over."""
-        self.outcomes.digest(itertools.chain(guests, self._gone), self._ways, steps)
+    def _digest(self, guests: Iterable[Guest]) -> None:
+        """What drafts for these and for those who have gone brought so far counts from now on."""
+        self.outcomes.digest(itertools.chain(guests, self._gone), self._ways, self._undigested)
+        self._undigested = 0
         self._gone.clear()
+        self._forget()
+
+    def _forget(self) -> None:
+        """What is foretold follows from what was known."""
         self._promises.clear()
+        self._gains_of.clear()
 
     def recall(self, kept: Mapping[str, Any]) -> None:
         self.periods, self.outcomes = Periods.recall(kept["periods"]), Outcomes.recall(kept["outcomes"])
@@ -189,6 +201,7 @@ class AheadPolicy:
         guest = self._guest(request)
         names = self.choices(request) if guest.welcome else ()
         company, common = max(1, load.num_running), self._common is not None
+        self._like = names, guest.heat
         promise = self._promised(names, guest.heat, company)
         if promise.new and self._drafts:  # those before may have told by now
             self._read()
@@ -242,6 +255,14 @@ class AheadPolicy:
         plain, brings = self.periods.of(None, company), self.outcomes.brings(mode, heat) / company
         extras = self.periods.extras(mode, counts, company)
         return [(1 + brings * n) * plain / (plain + extra) * trusted for n, extra in zip(counts, extras, strict=True)]
+
+    def _gain_of(self, mode: Mode, heat: int, count: int, company: int) -> float:
+        """The same for one number, as it was told since more was heard."""
+        key = mode, heat, count, company
+        if (gain := self._gains_of.get(key)) is None:
+            gain = self._gains(mode, heat, [count], company, self._trusted(mode.drafter, company))[0]
+            self._gains_of[key] = gain
+        return gain
 
     def _trusted(self, drafter: str, company: int) -> float:
         """Of what its drafts should bring, so much is believed: it may have lost lately, and behind drafts the device waits for
@@ -327,9 +348,7 @@ class AheadPolicy:
         """Does it pay if these draft like this, too? It was decided on in another company, perhaps."""
         drafting = [r for r, wish in zip(self._asked, self._answers, strict=True) if mode.drafter in wish]
         count = min(company, len(more) + sum(r.id in self._plans for r in drafting))
-        trusted, heats = self._trusted(mode.drafter, company), Counter(guest.heat for guest in more)
-        gains = [n * self._gains(mode, heat, [count], company, trusted)[0] for heat, n in heats.items()]
-        return sum(gains) > len(more)
+        return sum([self._gain_of(mode, guest.heat, count, company) for guest in more]) > len(more)
 
     def _set(self, request: Request, mode: Mode | None, most: int) -> None:
         """It drafts like this, within what it may have."""
@@ -348,8 +367,8 @@ class AheadPolicy:
     def _decide(self, requests: Sequence[Request], guests: Sequence[Guest], load: Load) -> None:
         """Who drafts in the next steps, and how."""
         began, trial, second, steps = self.clock(), self._trying, self._began, self._steps
-        self._learn_seen()
-        self._digest(guests, self._steps)
+        if self._undigested > LATELY or trial or second:
+            self._take_in(guests)
         self._beginning = BEGINNING
         forgiven = FORGIVEN ** (self._steps / EVERY)
         self._doubts = {like: more for like, doubt in self._doubts.items() if (more := doubt * forgiven) < 1}
@@ -374,6 +393,11 @@ class AheadPolicy:
         self._cost = min(self.clock() - began, LONGER * self._cost)
         if not self.rehearses and not trial:  # which has paid for it
             self._time = max(0.0, min(self._time, 2 * self._cost) - self._cost)
+
+    def _take_in(self, guests: Iterable[Guest]) -> None:
+        """All that is known of the last steps."""
+        self._learn_seen()
+        self._digest(guests)
 
     def _begins(self, before: Mode | None, guests: Sequence[Guest], chosen: Mapping[int, Mode], second: bool) -> bool:
         """Do requests draft in a way in which they did not before? Then it is looked at soon what that brings: once, or more
@@ -470,14 +494,17 @@ class AheadPolicy:
         found: Choice = (self._least * company / plain, None, [])
         for modes in self._shapes(set().union(*members.values()), load.room):
             own = [i for i, names in members.items() if modes[0].drafter in names]
-            worths = [self.outcomes.worths(guests[i], modes[-1]) for i in own]
+            worths = self.outcomes.all_worths([guests[i] for i in own], modes[-1])
             hoped = [m for m in modes if curious * self._at_most(m, worths, company) > found[0]]
             trusted = self._trusted(modes[0].drafter, company) if hoped else 0.0
             for mode in hoped:
                 speed, best = self._speed(mode, worths, [guests[i].mode == mode for i in own], company)
                 most = 2 * len(best) > company  # few of many are no way to find out: that is what trials are for
-                if most and self._losses.few:
-                    speed *= self.outcomes.curiosity(mode, guests[own[best[0]]].heat)
+                if self.outcomes.is_new(mode, guests[own[best[0]]].heat):
+                    if mode.drafter in WEIGHTLESS:
+                        speed /= UNTRIED
+                    elif most and self._losses.few:
+                        speed *= NEW
                 if speed * trusted > found[0]:
                     found = speed * trusted, mode, [own[k] for k in best]
         return found
@@ -544,6 +571,7 @@ class AheadPolicy:
         if not self.periods.known:
             return
         self._steps += 1
+        self._undigested += 1
         self._ran = requests
         self._time += DECIDING * times.period
         if self._shown:
@@ -559,10 +587,21 @@ class AheadPolicy:
         self._read_many(LATEST)
 
     def catch_up(self) -> None:
-        """And what is due is decided now, which costs nothing, for those who are there."""
+        """And what is due is decided now, which costs nothing, for those who are there. What is known is taken in one step
+        before: the device is less likely to wait for either."""
         self._read_many()
-        if not self._may_decide_aside:
-            return
+        self._foresee()
+        if self._may_decide_aside:
+            self._decide_aside()
+        elif self._steps == self._due - 1 and self._undigested > LATELY and not self._hurries:
+            self._take_in([guest for r in self._ran if (guest := self._guests.get(r.id)) is not None])
+
+    @property
+    def _hurries(self) -> bool:
+        """What the very last step brings may change what comes next; or nobody looks at steps."""
+        return self._trying or self._began or self._passing > 0
+
+    def _decide_aside(self) -> None:
         same, saved = self._ran == self._asked, self._time
         before = self._answers if same else [self._plans.get(r.id, {}) for r in self._ran]
         wishes = self._think(self._ran, self._load)
@@ -574,6 +613,14 @@ class AheadPolicy:
         else:
             self._answers = before  # so that the step goes on repeating the last one
         self._time, self._aside = saved, self._cost
+
+    def _foresee(self) -> None:
+        """Somebody waits for a place, and will be asked about when it is free: if it is like the last one, it is known then."""
+        if self._load.num_waiting and self._like is not None and not self.rehearses and self.periods.known:
+            (names, heat), company = self._like, max(1, self._load.num_running)
+            self._promised(names, heat, company)
+            if self._common is not None:
+                self._gain_of(self._common, heat, company, company)
 
     @property
     def _may_decide_aside(self) -> bool:
@@ -709,7 +756,7 @@ class AheadPolicy:
         if watch.gain < CLEARLY and 2 * count > company and drafter is not None and not self._trying:
             like = drafter, about(company)
             self._doubts[like] = DOUBTED * self._doubts.get(like, 1.0)
-            self._promises.clear()
+            self._forget()
 
     def _begin(self, times: StepTimes, requests: Sequence[Request]) -> Stretch:
         """A step that does not repeat the last one."""

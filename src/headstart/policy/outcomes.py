@@ -245,7 +245,6 @@ class Outcomes:
         self._survival: dict[Drafts, Survival] = {}
         self._widths: dict[str, float] = {}  # tries for each token that a tree is worth, by drafter
         self._general: defaultdict[str, Chances] = defaultdict(dict)  # what follows from it, until more is heard,
-        self._sums: defaultdict[str, Chances] = defaultdict(dict)  # and down to each depth; by drafter
         self._guessed: set[Drafts] = set()  # those that others were asked about, until more is heard
         self._steps = 0
         self.came = 0  # requests, so far
@@ -321,7 +320,6 @@ class Outcomes:
         told = missed | {ways[way].drafter for way, _ in logs}
         for drafter in told.union(WEIGHTLESS) if told.intersection(WEIGHTLESS) else told:
             self._general[drafter].clear()
-            self._sums[drafter].clear()
             self._guessed = {key for key in self._guessed if key[0] != drafter}
 
     def _hear(self, known: Survival, mode: Mode, guests: Sequence[Guest], reached: Sequence[Sequence[int]]) -> float:
@@ -387,22 +385,22 @@ class Outcomes:
 
     def worths(self, guest: Guest, mode: Mode) -> list[float]:
         """The same, down to each depth."""
-        own = guest.owns.get(mode.drafter)
-        if own is not None:
-            return own.worths(self.general(mode, guest.heat), self.trust(mode.drafter))
-        sums = self._sums[mode.drafter]
-        if (mode, guest.heat) not in sums:
-            sums[mode, guest.heat] = list(itertools.accumulate(self.general(mode, guest.heat)))
-        return sums[mode, guest.heat]
+        return self.all_worths([guest], mode)[0]
+
+    def all_worths(self, guests: Sequence[Guest], mode: Mode) -> list[list[float]]:
+        """The same for each of them."""
+        drafter, trust, out = mode.drafter, self.trust(mode.drafter), []
+        general = {heat: self.general(mode, heat) for heat in {guest.heat for guest in guests}}
+        sums = {heat: list(itertools.accumulate(chances)) for heat, chances in general.items()}
+        for guest in guests:
+            own = guest.owns.get(drafter)
+            out.append(sums[guest.heat] if own is None else own.worths(general[guest.heat], trust))
+        return out
 
     def trust(self, drafter: str) -> float:
         """How much of what sets a request apart is believed."""
         known = self._trust.get(drafter)
         return known.value() if known is not None else 1.0
-
-    def curiosity(self, mode: Mode, heat: int) -> float:
-        """Shapes of which few drafts were seen are taken for better than they are thought to be."""
-        return NEW if self.is_new(mode, heat) else 1.0
 
     def is_new(self, mode: Mode, heat: int) -> bool:
         known = self._survival.get((mode.drafter, mode.branches, heat))

@@ -9,16 +9,16 @@ from headstart.policy import StepTimes
 
 PROBES = 0.005  # share of the time that trials may take,
 SAVED = 3  # and for how many of them it is saved up
-PROBE_STEPS = 4  # that a trial takes at most; where a head has to join, the first of them is without drafts;
+PROBE_STEPS = 3  # that a trial takes at most; where a head has to join, the first of them is without drafts;
 PROBED = 6  # drafts that are enough;
 BEHIND = 2  # steps behind it that still show what it took, whatever was thought,
 DEAREST = 3.0  # and what one step may count for, in plain ones
 HOPELESS = 2.0  # times what it takes that a trial costs at most of what brings less than half of what it would need,
 AT_LEAST, WORST = 0.25, 3.0  # times what was thought, that a trial counts for
 NEARLY = 0.8  # of what a trial costs, below which it is not looked at what it would cost now
-BEARABLE, FORGIVEN = 1.0, 0.005  # plain steps that may be lost before caution sets in, and how many a step forgives;
+BEARABLE, FORGIVEN = 0.9, 0.005  # plain steps that may be lost before caution sets in, and how many a step forgives;
 CAUTION = 0.005  # times what plain steps bring, that each of them makes drafts have to bring more,
-DEARER = 0.02  # how much more drafts are then taken to cost,
+DEARER = 0.03  # how much more drafts are then taken to cost,
 LESS = 0.5  # and how much less time trials get
 CREDIT, HEAVY = 4.0, 6.0  # how much of a gain is held against later losses, and the most that is remembered of these
 FIRST, BOTHER = 0.5, 0.3  # how much of it trials are thought to take at first, and how far one moves that

@@ -12,7 +12,7 @@ from headstart.config import HEADS, SpeculativeConfig
 from headstart.core import Request, RequestView, SamplingParams, Tree, Verdict, View
 from headstart.drafters import WEIGHTLESS, Drafter, Surroundings, build
 from headstart.policy import Errand, Load, StepTimes, Wishes
-from headstart.policy.ahead import AheadPolicy
+from headstart.policy.ahead import ON_DEVICE, AheadPolicy
 from headstart.scheduler import Plan, Planned
 from headstart.simulate.answers import DEEPEST, Answers
 from headstart.simulate.entrants import Entrant, Noise, drafters_of
@@ -103,7 +103,8 @@ class Replay:
         self._looks = 0  # of the policy at its clock, in this step,
         self._asking: list[Request] = []  # and for whom
         self._resting: set[str] = set()  # requests that heads have left alone: they have to join again
-        self._asked: list[Wishes] = []  # what drafters were asked for at first, in this step
+        self._asked: list[Wishes] = []  # what drafters were asked for at first, in this step,
+        self._blind: list[int] = []  # and the rows that a device gives each draft of its own, whatever is found
         self._before, self._repeats = Before(), False  # the last step, and whether this one is like it
         self._plan = Plan()  # of the last step
         self._flight: Flight | None = None  # behind which the next step is launched, on a machine that drafts by itself
@@ -159,7 +160,7 @@ class Replay:
         plan = self._plan = self._next()
         trees, errands = self._draft(plan, self._load(plan))
         ready = plan.ready
-        rows, reach = self._rows(plan, trees)
+        rows, reach = self._rows(plan, list(map(max, map(len, trees), self._blind)))
         target, drafting = self.machine.forward(plan, rows, reach), sum(e.seconds for e in errands)
         deciding, reading = self._in_sight(plan, self._thought, self._reading(plan), any(map(len, trees)))
         self._account(drafting + reading, target, deciding, errands)
@@ -233,10 +234,10 @@ class Replay:
     def _load(self, plan: Plan) -> Load:
         return plan.load(len(self.running), len(self.waiting), self.setting.max_batch_tokens)
 
-    def _rows(self, plan: Plan, trees: Sequence[Tree]) -> tuple[int, float]:
-        """Of the forward, and the context of all of them together."""
-        nodes = iter(trees)
-        new = [p.piece + (len(next(nodes)) if p.ready else 0) for p in plan.parts]
+    def _rows(self, plan: Plan, sizes: Sequence[int]) -> tuple[int, float]:
+        """Of the forward, with drafts of these sizes, and the context of all of them together."""
+        nodes = iter(sizes)
+        new = [p.piece + (next(nodes) if p.ready else 0) for p in plan.parts]
         return sum(new), float(sum(n * p.request.computed for n, p in zip(new, plan.parts, strict=True)))
 
     # -------------------------------------------------------------- drafts
@@ -246,8 +247,12 @@ class Replay:
         errands: list[Errand] = []
         self._looks, self._asking = 0, requests
         self._asked = wishes = self._attended(requests, self.policy.ask(requests, proposals, load))
+        self._blind = [0] * len(requests)
         while any(wishes):
-            self._propose(plan, self._reserve(plan, wishes), proposals, errands)
+            wishes = self._reserve(plan, wishes)
+            if self.machine.ahead:
+                self._blind = [max((w.nodes for n, w in own.items() if n in ON_DEVICE), default=0) for own in wishes]
+            self._propose(plan, wishes, proposals, errands)
             wishes = self.policy.ask(requests, proposals, load)
         trees = self.policy.choose(requests, proposals, load)
         sizes = self._fit(plan, [len(t) for t in trees])
