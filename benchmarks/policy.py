@@ -5,8 +5,9 @@
     python benchmarks/policy.py --show benchmarks/results/policy-cpu.json      prints a kept result, as Markdown
 
 A point is a number of requests that run at once and a kind of prompts. All ways answer the same prompts, in turns; what is
-compared is tokens per second of the whole run, prompts included (as tokens: whoever writes them takes as long for each way),
-and the ratio is the median over rounds, each with prompts of its own. The suffix drafter does not remember past answers here,
+compared is tokens per second, prompts included, for as long as so many do run at once: when nobody waits any more and the first
+place stays empty, the run ends, or its tail would tell of smaller loads, a third of the time and chance how long. The ratio is
+the median over rounds, each with prompts of its own. The suffix drafter does not remember past answers here,
 or it would know them from the other ways' turns.
 
 With `--in-step`, all ways answer at the same time, one step of each in turn: what disturbs the machine disturbs all of them.
@@ -17,12 +18,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import operator
 import random
 import statistics
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +37,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import report
 
 from headstart import LLM, SamplingParams
-from headstart.core import Request, Stats
+from headstart.core import Request
 from headstart.errors import HeadstartError
 from headstart.models.load import Loaded, load
 from headstart.rehearse import prepare
@@ -105,47 +108,64 @@ def way(name: str) -> dict[str, Any]:
     return spec | ({"num_speculative_tokens": int(nodes)} if nodes else {})
 
 
-def answer(llm: LLM, prompts: list[Prompt], tokens: int, spread: float = 0.0) -> dict[str, Any]:
-    """All prompts at once, to the last token."""
-    before, began = _thought(llm), time.perf_counter()
-    out = llm.generate([p for p, _ in prompts], _params(prompts, tokens, spread))
-    seconds = time.perf_counter() - began
-    return _told(seconds, _since(before, llm), [o.stats for o in out], [o.token_ids for o in out])
+@dataclass
+class Run:
+    """Prompts that one engine answers, for as long as each place is taken: behind that, fewer run at once than were to."""
+
+    llm: LLM
+    requests: list[Request]
+    seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._before = _thought(self.llm)
+        for request in self.requests:
+            self.llm.engine.add(request)
+
+    @property
+    def goes_on(self) -> bool:
+        scheduler = self.llm.engine.scheduler
+        return bool(scheduler.waiting) or len(scheduler.running) == min(len(self.requests), scheduler.max_num_seqs)
+
+    def step(self) -> None:
+        began = time.perf_counter()
+        self.llm.engine.step()
+        self.seconds += time.perf_counter() - began
+
+    def end(self) -> dict[str, Any]:
+        """What came of it. Whoever is not done yet goes."""
+        policy, aside = (now - then for now, then in zip(_thought(self.llm), self._before, strict=True))
+        texts = [r.output[: r.stats.tokens] for r in self.requests]  # the last token may not be known yet
+        for request in self.requests:
+            self.llm.engine.abort(request)
+        while not self.llm.engine.idle:
+            self.llm.engine.step()
+        stats, tokens = [r.stats for r in self.requests], sum(map(len, texts))
+        return {
+            "seconds": self.seconds,
+            "speed": tokens / self.seconds,
+            "tokens": tokens,
+            **{n: sum(getattr(s, n) for s in stats) for n in ("steps", "drafted", "accepted")},
+            "policy": policy,
+            "aside": aside,
+            "by drafter": _by_drafter([s.by_drafter for s in stats]),
+            "texts": texts,
+        }
 
 
-def answer_in_step(llms: dict[str, LLM], prompts: list[Prompt], tokens: int, spread: float) -> dict[str, Any]:
-    """The same by all ways, one step of each in turn."""
-    params = _params(prompts, tokens, spread)
-    requests = {
-        name: [Request(ids, own, own.seed, streams=False) for (ids, _), own in zip(prompts, params, strict=True)]
-        for name in llms
-    }
-    seconds, order = dict.fromkeys(llms, 0.0), list(llms)
-    before = {name: _thought(llm) for name, llm in llms.items()}
-    for name, own in requests.items():
-        for request in own:
-            llms[name].engine.add(request)
-    while any(not llm.engine.idle for llm in llms.values()):
-        for name in order:
-            if not llms[name].engine.idle:
-                began = time.perf_counter()
-                llms[name].engine.step()
-                seconds[name] += time.perf_counter() - began
+def answer(llms: dict[str, LLM], prompts: list[Prompt], tokens: int, spread: float = 0.0) -> dict[str, dict[str, Any]]:
+    """All of these engines answer all prompts, one step of each in turn."""
+    runs = {name: Run(llm, _requests(prompts, tokens, spread)) for name, llm in llms.items()}
+    order = list(runs.values())
+    while going := [run for run in order if run.goes_on]:
+        for run in going:
+            run.step()
         order.reverse()
-    return {
-        n: _told(seconds[n], _since(before[n], llms[n]), [r.stats for r in own], [r.output for r in own])
-        for n, own in requests.items()
-    }
+    return {name: run.end() for name, run in runs.items()}
 
 
 def _thought(llm: LLM) -> tuple[float, float]:
     """Seconds of deciding and learning so far; and of learning while a device was at work."""
     return llm.engine.seconds["policy"], llm.engine.aside
-
-
-def _since(before: tuple[float, float], llm: LLM) -> dict[str, float]:
-    policy, aside = (now - then for now, then in zip(_thought(llm), before, strict=True))
-    return {"policy": policy, "aside": aside}
 
 
 def lengths(count: int, tokens: int, spread: float) -> list[int]:
@@ -154,23 +174,11 @@ def lengths(count: int, tokens: int, spread: float) -> list[int]:
     return [round(tokens * (1 + spread * (2 * (0.618 * i % 1) - 1))) for i in range(count)]
 
 
-def _params(prompts: list[Prompt], tokens: int, spread: float) -> list[SamplingParams]:
+def _requests(prompts: list[Prompt], tokens: int, spread: float) -> list[Request]:
     return [
-        SamplingParams(temperature=t, max_tokens=n, seed=i, ignore_eos=True)
-        for i, ((_, t), n) in enumerate(zip(prompts, lengths(len(prompts), tokens, spread), strict=True))
+        Request(ids, SamplingParams(temperature=t, max_tokens=n, seed=i, ignore_eos=True), i, streams=False)
+        for i, ((ids, t), n) in enumerate(zip(prompts, lengths(len(prompts), tokens, spread), strict=True))
     ]
-
-
-def _told(seconds: float, thought: dict[str, float], stats: list[Stats], texts: list[list[int]]) -> dict[str, Any]:
-    sums = {n: sum(getattr(s, n) for s in stats) for n in ("tokens", "steps", "drafted", "accepted")}
-    return {
-        "seconds": seconds,
-        "speed": sums["tokens"] / seconds,
-        **sums,
-        **thought,
-        "by drafter": _by_drafter([s.by_drafter for s in stats]),
-        "texts": texts,
-    }
 
 
 def _by_drafter(books: list[dict[str, list[int]]]) -> dict[str, list[int]]:
@@ -188,16 +196,13 @@ def point(
     count = max(load * args.waves, args.least)
     for name in names:  # what a batch of this size prepares on first use
         llms[name].engine.scheduler.max_num_seqs = load
-        answer(llms[name], take(prompts, kind, load, 7 + args.rounds * count), 24)  # and what a policy learns of a kind
+        answer({name: llms[name]}, take(prompts, kind, load, 7 + args.rounds * count), 24)  # and what a policy learns
     for turn in range(args.rounds):
         own = take(prompts, kind, count, turn * count)
         order = names if turn % 2 == 0 else names[::-1]
-        if args.in_step:
-            found = answer_in_step({name: llms[name] for name in order}, own, args.tokens, args.spread)
-        else:
-            found = {name: answer(llms[name], own, args.tokens, args.spread) for name in order}
-        for name in names:
-            runs[name].append(found[name])
+        for together in [order] if args.in_step else [[name] for name in order]:
+            for name, found in answer({name: llms[name] for name in together}, own, args.tokens, args.spread).items():
+                runs[name].append(found)
     return {name: _summary(runs[name], runs["plain"]) for name in names}
 
 
@@ -211,9 +216,9 @@ def shifts(
             for name, llm in llms.items():
                 llm.engine.scheduler.max_num_seqs = load
                 start = (3 * turn + phase) * 2 * load
-                answer(llm, take(prompts, kind, load, start), 50)
-                count = max(load * args.waves, args.least)
-                speed = answer(llm, take(prompts, kind, count, start + load), args.tokens, args.spread)["speed"]
+                answer({name: llm}, take(prompts, kind, load, start), 50)
+                own = take(prompts, kind, max(load * args.waves, args.least), start + load)
+                speed = answer({name: llm}, own, args.tokens, args.spread)[name]["speed"]
                 found.setdefault(f"{phase + 1}: {kind}", {}).setdefault(name, []).append(speed)
     return {phase: {name: statistics.median(s) for name, s in own.items()} for phase, own in found.items()}
 
@@ -232,7 +237,7 @@ def _summary(runs: list[dict[str, Any]], plain: list[dict[str, Any]]) -> dict[st
         "policy share": sum(r["policy"] for r in runs) / seconds,
         "aside share": sum(r["aside"] for r in runs)
         / seconds,  # learning while a device was at work: it delays nothing
-        "same text": sum(a == b for a, b in texts) / len(texts),
+        "same text": sum(all(map(operator.eq, a, b)) for a, b in texts) / len(texts),  # as far as both got
     }
 
 
@@ -253,7 +258,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         prompts = kinds(args, target)
         for name, llm in llms.items():
             prepare(llm.engine)
-            answer(llm, take(prompts, MIXED, 4, 0), 8)  # whatever is prepared on first use
+            answer({name: llm}, take(prompts, MIXED, 4, 0), 8)  # whatever is prepared on first use
             console.print(f"{name}: ready")
         if args.shifts:
             return {"shifts": {str(number): shifts(llms, prompts, number, args) for number in args.loads}}
