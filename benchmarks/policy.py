@@ -39,6 +39,7 @@ import report
 from headstart import LLM, SamplingParams
 from headstart.core import Request
 from headstart.errors import HeadstartError
+from headstart.loop import calm_collector
 from headstart.models.load import Loaded, load
 from headstart.rehearse import prepare
 from headstart.shapes import GROWN
@@ -260,6 +261,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
             prepare(llm.engine)
             answer({name: llm}, take(prompts, MIXED, 4, 0), 8)  # whatever is prepared on first use
             console.print(f"{name}: ready")
+        stack.enter_context(calm_collector())
         if args.shifts:
             return {"shifts": {str(number): shifts(llms, prompts, number, args) for number in args.loads}}
         for number in track(args.loads, description="Measuring", console=console):

@@ -13,8 +13,9 @@ import gc
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from headstart.core import Chunk, Request
@@ -25,6 +26,21 @@ Listener = Callable[[Request, Chunk | BaseException], None]
 log = logging.getLogger("headstart.engine")
 PATIENCE, WITHIN = 5, 60.0  # restarts that are tried, within so many seconds
 YOUNG = 10_000  # objects that may come to stay before the collector looks: in a step with 64 requests some thousands do
+
+
+@contextmanager
+def calm_collector() -> Iterator[None]:
+    """Or it stops the engine now and then to look at every object that a model consists of, and in every step at those that are
+    about to go."""
+    gc.freeze()
+    often = gc.get_threshold()
+    if often[0] < YOUNG:
+        gc.set_threshold(YOUNG, *often[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*often)
+        gc.unfreeze()
 
 
 @dataclass
@@ -96,10 +112,10 @@ class EngineLoop:
 
     # ------------------------------------------------------------------ on the thread
     def _run(self) -> None:
-        gc.freeze()  # or the collector stops the engine now and then to look at every object that a model consists of,
-        often = gc.get_threshold()
-        if often[0] < YOUNG:
-            gc.set_threshold(YOUNG, *often[1:])  # and in every step to look at those that are about to go
+        with calm_collector():
+            self._serve_all()
+
+    def _serve_all(self) -> None:
         try:
             while self._serve():
                 pass
@@ -110,9 +126,6 @@ class EngineLoop:
         finally:
             self._refuse_inbox()
             self.engine.close()
-            if often[0] < YOUNG:
-                gc.set_threshold(*often)
-            gc.unfreeze()
 
     def _serve(self) -> bool:
         """Step until it is time to stop; True where something broke, and all begins anew."""
