@@ -426,7 +426,7 @@ def test_what_is_due_is_decided_while_the_device_is_at_work() -> None:
         p._steps, p._due, p._time, p._aside, p._began = EVERY, EVERY, 0.0, 0.0, False
 
     def learn(seconds: float) -> None:
-        times = StepTimes(0, 0, 0, 0, 0, 0, 1e-3, produced=4, policy=seconds, asked=p._answers, drafted=[0] * 4)
+        times = StepTimes(0, 0, 0, 0, 0, 0, 1e-3, produced=4, late=seconds, asked=p._answers, drafted=[0] * 4)
         p.learn(times, requests, [Verdict([], 0)] * 4)
 
     device._step(requests)
@@ -611,7 +611,7 @@ def test_the_first_trial_is_free_unless_it_is_as_good_as_hopeless() -> None:
         p.outcomes._survival["ngram", False, 0].seen = 0  # as if by hearsay
         p._trials.share_out({"ngram": 1})
         guests, requests = [Guest(0, True) for _ in range(16)], range(16)
-        chosen = p._try(NGRAM, guests, {i: ["ngram"] for i in requests}, 16)
+        chosen = p._try([NGRAM], guests, {i: ["ngram"] for i in requests}, 16)
         assert bool(chosen) is tries, (chance, p._trials.purses)
 
 
@@ -645,7 +645,7 @@ def test_who_has_lost_tries_for_free_only_what_may_well_pay() -> None:
         p = policy()
         guests, own = [Guest(0, True) for _ in range(16)], {i: ["ngram"] for i in range(16)}
         needs = p.periods.extra(NGRAM, 16, 16) / p.periods.of(None, 16)
-        p.outcomes.worth = lambda guest, mode, each=needs / more: each
+        p.outcomes.worths = lambda guests, mode, each=needs / more: [[each] * mode.depth] * len(guests)
         p._losses.steps = lost
         assert bool(p._trial(guests, own, 16, Load(16, 0, 0, 100.0, 63))) is tries, (more, lost)
 
@@ -657,9 +657,9 @@ def test_what_brings_a_little_more_than_it_takes_is_begun() -> None:
     guests, members = [Guest(0, True) for _ in range(16)], {i: ["eagle3"] for i in range(16)}
     for gain, begins in ((1.01, False), (1.03, True)):
         tokens = gain * (1 + needs) - 1
-        p.outcomes.all_worths = lambda guests, mode, t=tokens: [[t * (not mode.branches)] * mode.depth] * len(guests)
+        p.outcomes.worths = lambda guests, mode, t=tokens: [[t * (not mode.branches)] * mode.depth] * len(guests)
         p.outcomes.is_new = lambda mode, heat: False
-        assert (p._best(guests, members, Load(16, 0, 0, 100.0, 63))[1] == CHAIN) is begins
+        assert (p._best(guests, members, 63)[1] == CHAIN) is begins
 
 
 def test_n_grams_that_were_never_tried_are_left_to_trials() -> None:
@@ -668,24 +668,22 @@ def test_n_grams_that_were_never_tried_are_left_to_trials() -> None:
         p = policy()
         needs = p.periods.extra(NGRAM, 16, 16) / p.periods.of(None, 16)
         tokens = 1.05 * (1 + needs) - 1
-        p.outcomes.all_worths = lambda guests, mode, t=tokens: [[t] * mode.depth] * len(guests)
+        p.outcomes.worths = lambda guests, mode, t=tokens: [[t] * mode.depth] * len(guests)
         p.outcomes.is_new = lambda mode, heat, tried=tried: not tried
         guests, members = [Guest(0, True) for _ in range(16)], {i: ["ngram"] for i in range(16)}
-        assert (p._best(guests, members, Load(16, 0, 0, 100.0, 63))[1] == NGRAM) is begins
+        assert (p._best(guests, members, 63)[1] == NGRAM) is begins
 
 
-def test_what_the_next_newcomer_will_be_asked_is_foretold_while_somebody_waits() -> None:
-    for waiting in (1, 0):
-        p = policy()
+def test_what_the_next_in_line_will_be_asked_is_foretold_while_it_waits() -> None:
+    for waits in (True, False):
+        p, coming, told = policy(), Device._request("code", 9, 64), []
         Device(p)
-        p.enlist(Device._request("code", 9, 64), Load(4, 0, 0))
-        p._forget()
-        p._load = Load(4, waiting, 0)
-        p.catch_up()
-        assert bool(p._promises) is bool(waiting)
-        told, p._promise = dict(p._promises), lambda *a: pytest.fail("it was known")
-        if waiting:
-            p._promised(*next(iter(told)))
+        p._load, promise = Load(4, 1, 0), p._promise
+        p._promise = lambda *like, promise=promise, told=told: told.append(like) or promise(*like)
+        p.catch_up(coming if waits else None)
+        assert len(told) == waits
+        p.enlist(coming, Load(4, 0, 0))
+        assert len(told) == 1
 
 
 def test_what_is_known_is_taken_in_a_step_before_it_is_decided() -> None:
@@ -699,9 +697,38 @@ def test_what_is_known_is_taken_in_a_step_before_it_is_decided() -> None:
         p._trying, p._due, p._steps, p._undigested = trying, 16, 15, 15
         p.catch_up()
         assert p._undigested == (15 if trying else 0)
+        weighed, weigh = [], p.outcomes._weigh
+        p.outcomes._weigh = lambda *args, weigh=weigh, weighed=weighed: weighed.append(args) or weigh(*args)
         p._steps, p._undigested = 16, p._undigested + 1
         p._think(p._ran, p._load)
-        assert p._undigested == int(not trying)
+        assert p._undigested == int(not trying) and bool(weighed) is trying
+
+
+def test_what_drafts_should_bring_is_weighed_anew_when_more_is_known() -> None:
+    p, guest = policy(), Guest(0, True)
+    hear(p.outcomes, CHAIN, 0.6, 100)
+    guest.of("eagle3").add([0.6, 0.36], [20, 19, 18])
+    first = p.outcomes.worths([guest], CHAIN)
+    assert p.outcomes.worths([guest], CHAIN)[0] is first[0]
+    p.outcomes.rest([guest], 500)
+    second = p.outcomes.worths([guest], CHAIN)
+    assert second[0][-1] < first[0][-1], "by now it is like the others"
+    hear(p.outcomes, CHAIN, 0.9, 300)
+    assert p.outcomes.worths([guest], CHAIN)[0][-1] > second[0][-1]
+
+
+def test_a_step_full_of_prompts_does_not_decide_for_those_behind_it() -> None:
+    """Drafts hardly fit there, but a decision holds for many steps."""
+    p = policy()
+    hear(p.outcomes, CHAIN, 0.8, 200)
+    Device(p)
+    wishes = p.ask([Device._request("code", i, 64) for i in range(4)], [{}] * 4, Load(4, 0, 500, 100.0, 1))
+    assert all(wishes)
+    p = policy()
+    hear(p.outcomes, CHAIN, 0.8, 200)
+    Device(p)
+    wishes = p.ask([Device._request("code", i, 64) for i in range(4)], [{}] * 4, Load(4, 0, 0, 100.0, 1))
+    assert not any(wishes), "there is no more room behind this one"
 
 
 def test_who_comes_behind_the_first_drafts_is_judged_by_what_these_brought() -> None:
@@ -950,7 +977,7 @@ def test_trials_for_more_requests_are_preferred_where_they_cost_less_for_each_dr
     members = dict.fromkeys(range(16), ("eagle3",))
     for guest in guests[1:]:
         guest.decided = True
-    assert len(p._try(CHAIN, guests, members, 16)) == 16
+    assert len(p._try([CHAIN], guests, members, 16)) == 16
 
 
 def test_what_is_thought_of_drafts_stays_while_there_are_none() -> None:
@@ -1371,14 +1398,15 @@ def test_a_newcomer_does_not_draft_as_few_did_where_there_are_many_now() -> None
     Device(p)
     others = [Device._request("hard", i, 64) for i in range(63)]
     p.ask([*others, Device._request("hard", 999, 64)], [{}] * 64, Load(64, 0, 0))
-    p._way, p._common, p._answers = CHAIN, CHAIN, [{}] * 64
+    p._way, p._common = CHAIN, CHAIN
+    p._plans |= {r.id: {} for r in p._asked}
     p._time, p._due, p._began, p._trying = -1.0, 1 << 20, False, False
     new = Device._request("code", 1000, 64)
     assert not p.ask([*others, new], [{}] * 64, Load(64, 0, 0))[-1]
-    p._answers = [{"eagle3": Wish(2, 2)}] * 64  # but if the others draft, too
+    p._plans |= {r.id: {"eagle3": Wish(2, 2)} for r in p._asked}  # but if the others draft, too
     newer = Device._request("code", 1001, 64)
     assert p.ask([*others, newer], [{}] * 64, Load(64, 0, 0))[-1]
-    p._answers = [{"ngram": Wish(3, 3)}] * 64  # and not in another way
+    p._plans |= {r.id: {"ngram": Wish(3, 3)} for r in p._asked}  # and not in another way
     assert not p.ask([*others, Device._request("code", 1002, 64)], [{}] * 64, Load(64, 0, 0))[-1]
 
 

@@ -508,7 +508,7 @@ class Landed:
 @pytest.mark.parametrize(
     ("at", "followed", "hidden", "in_doubt", "counted"),
     [
-        (2, True, 5.0, True, 0.0),  # busy all the while: what was done before is hidden, what is done now not seen yet
+        (2, True, 6.0, False, 0.0),  # busy all the while: both what was done before and what is done now are hidden
         (1, True, 5.0, True, 0.0),  # it ended meanwhile, but the device has the next step
         (1, False, 5.0, False, 1.0),  # and here it has none, so it may have waited
         (2, False, 6.0, False, 0.0),
@@ -521,7 +521,7 @@ def test_what_the_policy_does_counts_only_where_the_device_may_have_waited(
     e = engine(tiny.model())
     now = [100.0]
     monkeypatch.setattr("headstart.engine.time.perf_counter", lambda: now[0])
-    e.policy.catch_up = lambda: now.__setitem__(0, now[0] + 1.0)
+    e.policy.catch_up = lambda coming: now.__setitem__(0, now[0] + 1.0)
     e._learning, e._landed, e.aside = 2.0, 0.0, 0.0
     own, following = Clock(None), Clock(None, policy=3.0)
     flight = SimpleNamespace(clock=own, follows=True, followed=followed)

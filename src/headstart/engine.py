@@ -159,7 +159,7 @@ class Engine:
         self._seconds = [0.0] * (PLAIN + 1)  # of all steps so far: laps, those that were compared, plain ones instead
         # seconds that the policy took to learn from the last step, and for newcomers, which count as deciding
         self._learning = self._welcoming = 0.0
-        self._in_doubt = 0.0  # and beside this one, while the device has the next, which shows if it waited for them
+        self._in_doubt = 0.0  # and beside this one, until behind its end: the next one shows if the device waited for them
         self.aside = 0.0  # all that it took while the device was at work anyway, which is not counted
         self._pace = 0.0  # seconds of the last forward of one row, with all that surrounds it
         self._wait = runner.synchronize if config.profile else None
@@ -354,21 +354,22 @@ class Engine:
 
     def _wait_for(self, flight: Flight, landing: Landing, following: Clock | None) -> None:
         """For the device. If it is still at work, it has waited for nothing that the policy did since it got this step.
-        Meanwhile the policy learns; where the device has the next step already, that one shows whether it waited for this."""
+        Meanwhile the policy learns. If this step ends before that, and the device has the next one already, that one shows
+        whether it waited for this."""
         began, busy = time.perf_counter(), not landing.has_landed
         if busy:
             self._hide(flight, following)
-            self.policy.catch_up()
+            self.policy.catch_up(self.scheduler.next_in_line)
         learning = time.perf_counter() - began if busy else 0.0
         late = busy and landing.has_landed
         landing.verdicts()
         self._landed = flight.clock.lap("target", since=self._landed)
-        if late:
-            flight.clock.move(learning, "target", "host" if flight.followed else "policy")
+        if not late:
+            self.aside += learning
+            return
+        flight.clock.move(learning, "target", "host" if flight.followed else "policy")
         if flight.followed:
             self._in_doubt = learning
-        elif not late:
-            self.aside += learning
 
     def _hide(self, flight: Flight, following: Clock | None) -> None:
         """What the policy did while the device was at work is not counted."""
@@ -473,7 +474,8 @@ class Engine:
             p for p in flight.plan.ready if p.request.finish_reason is None and not self.scheduler.completes(p.request)
         ]
         ready = [p.request for p in going]
-        load = Load(len(self.scheduler.running), len(self.scheduler.waiting), 0)
+        room = (self.config.max_batch_tokens - len(ready)) // max(1, len(ready))
+        load = Load(len(self.scheduler.running), len(self.scheduler.waiting), 0, room=room)
         clock.lap("host")
         wishes = self.policy.ask(ready, [{}] * len(ready), load)
         clock.lap("policy")
@@ -1011,8 +1013,8 @@ class Engine:
 
     def _account(self, flight: Flight, verdicts: list[Verdict]) -> None:
         """What the step cost and brought. Its seconds are counted once for all, and told to each request when it leaves."""
-        laps = flight.clock.laps
-        laps["policy"] += self._learning
+        laps, late = flight.clock.laps, self._learning
+        laps["policy"] += late
         self._learning, self._in_doubt = self._in_doubt, 0.0
         for part in flight.plan.parts:
             if part.request.booked is None:
@@ -1031,7 +1033,7 @@ class Engine:
         times = StepTimes(
             laps["draft"], target, laps["verify"], laps["host"], rows, prefill, target + around, reach,
             tuple(flight.drafted.errands), produced, laps["policy"],
-            flight.drafted.wishes, [len(t) for t in flight.drafted.trees],
+            flight.drafted.wishes, [len(t) for t in flight.drafted.trees], late,
         )  # fmt: skip
         requests = [p.request for p in flight.plan.ready]
         if not prefill and not ran:

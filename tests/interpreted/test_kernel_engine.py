@@ -270,7 +270,7 @@ class Slow(FixedPolicy):
 
     times = 0
 
-    def catch_up(self) -> None:
+    def catch_up(self, coming: Request | None = None) -> None:
         self.times += 1
         time.sleep(0.01)
 

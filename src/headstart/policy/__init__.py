@@ -77,6 +77,7 @@ class StepTimes(NamedTuple):
     policy: float = 0.0  # of deciding, as far as the device may have waited for it
     asked: Sequence[Wishes] = ()  # what drafters were asked for, for each request
     drafted: Sequence[int] = ()  # nodes that were verified, for each request
+    late: float = 0.0  # of what it decided, what it did beside the last step, and was not done with when that was over
 
 
 class Policy(Protocol):
@@ -117,8 +118,9 @@ class Policy(Protocol):
         """What the step cost and brought."""
         ...
 
-    def catch_up(self) -> None:
-        """The device is at work, and the host would wait for it: time to learn from what was put aside."""
+    def catch_up(self, coming: Request | None = None) -> None:
+        """The device is at work, and the host would wait for it: time to learn from what was put aside, and to think about who
+        is next in line, if somebody waits."""
         ...
 
     def release(self, request: Request) -> None:

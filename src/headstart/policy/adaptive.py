@@ -555,7 +555,7 @@ class AdaptivePolicy:
         right = self.beliefs.first(name)
         return Tried(book.asked, book.proposed, book.verified, right, 1e3 * own, max(0.0, rate * (row + own)))
 
-    def catch_up(self) -> None:
+    def catch_up(self, coming: Request | None = None) -> None:
         """Nothing was put aside for later: where it decides, the host is the device."""
 
     def release(self, request: Request) -> None:

@@ -126,7 +126,6 @@ class AheadPolicy:
         self._readings = Readings()
         self._promises: dict[tuple[Any, ...], Promise] = {}  # until more is known,
         self._gains_of: dict[tuple[Any, ...], float] = {}  # and what it brings if so many draft like this
-        self._like: tuple[Sequence[str], int] | None = None  # the last newcomer: its drafters, and its heat
         self._trials, self._losses = Trials(), Losses()
         self._unread: list[Step | Newcomer | Request] = []  # what is still to be learned from; requests: they are over
         self._leaving = 0  # how many of those there are
@@ -194,14 +193,16 @@ class AheadPolicy:
             self.outcomes.came += 1
         return guest
 
+    def _served_by(self, request: Request, guest: Guest) -> Sequence[str]:
+        return self.choices(request) if guest.welcome else ()
+
     def enlist(self, request: Request, load: Load) -> bool:
         """Where a request like the others would be worth reading its prompt, or where the time for that was saved up."""
         if self.rehearses:
             return True
         guest = self._guest(request)
-        names = self.choices(request) if guest.welcome else ()
-        company, common = max(1, load.num_running), self._common is not None
-        self._like = names, guest.heat
+        names = self._served_by(request, guest)
+        company, least = max(1, load.num_running), self._least
         promise = self._promised(names, guest.heat, company)
         if promise.new and self._drafts:  # those before may have told by now
             self._read()
@@ -210,16 +211,17 @@ class AheadPolicy:
         tokens = self._tokens_of(request.limit - len(request.prompt) if request.limit else request.params.max_tokens)
         if guest.welcome:
             self._usual_tokens += ENDS * (tokens - self._usual_tokens)
-        if promise.alone < self._least and tokens * promise.seconds > promise.cost:
+        if promise.alone < least and tokens * promise.seconds > promise.cost:
             tokens = self._usual_tokens  # it pays for all of them or for nobody
-        may_try = promise.mode is not None and self._trials.may_pay([promise.mode.drafter], company)
         if promise.new and not self._losses.few:
             promise = promise._replace(gain=0.0)
         if self._ran is not self._behind:
             self._behind = self._ran
             self._filled.add(1, load.room <= 0)
         tokens *= 1 - self._filled.value(before=0.0)
-        read = self._readings.wants(promise, self._least, tokens, guest.heat, self._drafts, common, may_try)
+        read = self._readings.pays(promise, least, tokens, guest.heat, self._common is not None)
+        if not read and promise.mode is not None and self._trials.may_pay([promise.mode.drafter], company):
+            read = self._readings.hopes(promise.cost, self._drafts)
         if read:
             self._losses.add(promise.cost / promise.seconds / company, 0)
         if self.periods.known:
@@ -346,8 +348,8 @@ class AheadPolicy:
 
     def _is_worth(self, mode: Mode, more: Sequence[Guest], company: int) -> bool:
         """Does it pay if these draft like this, too? It was decided on in another company, perhaps."""
-        drafting = [r for r, wish in zip(self._asked, self._answers, strict=True) if mode.drafter in wish]
-        count = min(company, len(more) + sum(r.id in self._plans for r in drafting))
+        drafting = [r for r in self._asked if mode.drafter in self._plans.get(r.id, ())]
+        count = min(company, len(more) + len(drafting))
         return sum([self._gain_of(mode, guest.heat, count, company) for guest in more]) > len(more)
 
     def _set(self, request: Request, mode: Mode | None, most: int) -> None:
@@ -385,11 +387,9 @@ class AheadPolicy:
             self._began = self._begins(before, guests, chosen, second)
             if self._began and self._due == EVERY:
                 self._due = max(SOONEST, -(-LOOK // max(1, len(chosen))))
-        for i, (request, guest, nodes) in enumerate(zip(requests, guests, most, strict=True)):
+        for i, (request, nodes) in enumerate(zip(requests, most, strict=True)):
             self._set(request, chosen.get(i), nodes)
-            if guest.mode is None:
-                for known in guest.owns.values():
-                    known.fade(steps)
+        self.outcomes.rest([guest for guest in guests if guest.mode is None], steps)
         self._cost = min(self.clock() - began, LONGER * self._cost)
         if not self.rehearses and not trial:  # which has paid for it
             self._time = max(0.0, min(self._time, 2 * self._cost) - self._cost)
@@ -411,17 +411,22 @@ class AheadPolicy:
     def _choose(self, guests: Sequence[Guest], members: Members, load: Load) -> dict[int, Mode]:
         """Whoever it pays for drafts the way that pays most; then those whom that drafter may not serve. And now and then
         somebody drafts in another way, to find out what that brings."""
-        if len(guests) > HOST_MOST:
-            members = _some(members, ON_DEVICE)
-        _, mode, drafted = self._best(guests, members, load)
+        members = self._served(members, len(guests))
+        room = load.room + load.num_prefill_tokens // len(guests)  # prompts will be over
+        _, mode, drafted = self._best(guests, members, room)
         self._way, self._common = mode, mode if mode is not None and mode.drafter not in SOLE else None
         if mode is None:
             return self._trial(guests, members, len(guests), load)
         chosen = dict.fromkeys(drafted, mode)
         if others := _some({i: names for i, names in members.items() if mode.drafter not in names}, ON_DEVICE):
-            _, other, more = self._best(guests, others, load)  # one that drafts on the host would make the others wait
+            _, other, more = self._best(guests, others, room)  # one that drafts on the host would make the others wait
             chosen |= dict.fromkeys(more, other) if other is not None else {}
         return chosen | self._trial(guests, members, len(guests), load, RARELY)
+
+    @staticmethod
+    def _served(members: Members, company: int) -> Members:
+        """By those who may be thought about in this company."""
+        return members if company <= HOST_MOST else _some(members, ON_DEVICE)
 
     def _trial(
         self, guests: Sequence[Guest], members: Members, company: int, load: Load, rarely: int = 0
@@ -432,14 +437,13 @@ class AheadPolicy:
         names = {n for own in members.values() for n in own}
         if not self._trials.may_pay(names, company, self._losses.won):
             return {}
-        cheapest = [shape[0] for shape in self._shapes(names, load.room)]
-        modes = [m for m in cheapest if self._may_try(m, rarely)]
-        self._trials.share_out({m.drafter: 1 if m.drafter in SOLE else 2 for m in modes})  # heads promise more
-        for mode in sorted(modes, key=lambda m: (self._heard.get(_shape(m), -1), m)):
-            if chosen := self._try(mode, guests, members, company):
+        shapes = [modes for modes in self._shapes(names, load.room) if self._may_try(modes[0], rarely)]
+        self._trials.share_out({own[0].drafter: 1 if own[0].drafter in SOLE else 2 for own in shapes})  # heads promise more
+        for modes in sorted(shapes, key=lambda own: (self._heard.get(_shape(own[0]), -1), own[0])):
+            if chosen := self._try(modes, guests, members, company):
                 self._due, self._trying = self._steps + steps_of(len(chosen)), True
-                self._heard[_shape(mode)] = self._now
-                return dict.fromkeys(chosen, mode)
+                self._heard[_shape(modes[0])] = self._now
+                return dict.fromkeys(chosen, modes[0])
         return {}
 
     def _may_try(self, mode: Mode, rarely: int) -> bool:
@@ -450,14 +454,15 @@ class AheadPolicy:
         late = self._now - self._heard.get(shape, -rarely) >= rarely
         return late and (self._way is None or shape != _shape(self._way))
 
-    def _try(self, mode: Mode, guests: Sequence[Guest], members: Members, company: int) -> list[int]:
-        """For whom; nobody, where the time has not been saved up. Where nobody drafts, or more was won than lost, the first
-        drafts of a shape are tried in any case: what brings several times as much should not wait for hundreds of steps."""
-        own = sorted((i for i, n in members.items() if mode.drafter in n), key=lambda i: guests[i].known(mode.drafter))
+    def _try(self, modes: Sequence[Mode], guests: Sequence[Guest], members: Members, company: int) -> list[int]:
+        """For whom the first of these is tried; nobody, where the time has not been saved up. Where nobody drafts, or more was
+        won than lost, the first drafts of a shape are tried in any case: what brings several times as much should not wait for
+        hundreds of steps."""
+        (own, worths), mode, plain = self._worths(guests, members, modes), modes[0], self.periods.of(None, company)
+        each = sum([tokens[mode.depth - 1] for tokens in worths]) / len(own)
+        own = sorted(own, key=lambda i: guests[i].known(mode.drafter))
         new = [i for i in own if not guests[i].decided and mode.drafter not in SOLE]
-        plain, each = self.periods.of(None, company), sum(self.outcomes.worth(guests[i], mode) for i in own) / len(own)
         gain = 1.0 if self._way is None else max(1.0, self._gain)  # times what plain steps bring, as they draft now
-
         turns = self._turnover.value(before=0.0) * TURNS * self.periods.host(company)
 
         def costs(count: int) -> float:
@@ -486,28 +491,41 @@ class AheadPolicy:
         """Times what plain steps bring, that drafts have to."""
         return 1 + LEAST + self._losses.caution
 
-    def _best(self, guests: Sequence[Guest], members: Members, load: Load) -> Choice:
+    def _best(self, guests: Sequence[Guest], members: Members, room: int) -> Choice:
         """What makes most tokens per second, and for whom. No mode: plain steps do."""
         company = len(guests)
         plain = self.periods.of(None, company)
-        curious = NEW if self._losses.few else 1.0
         found: Choice = (self._least * company / plain, None, [])
-        for modes in self._shapes(set().union(*members.values()), load.room):
-            own = [i for i, names in members.items() if modes[0].drafter in names]
-            worths = self.outcomes.all_worths([guests[i] for i in own], modes[-1])
-            hoped = [m for m in modes if curious * self._at_most(m, worths, company) > found[0]]
-            trusted = self._trusted(modes[0].drafter, company) if hoped else 0.0
-            for mode in hoped:
+        shapes = self._shapes(set().union(*members.values()), room)
+        for modes in sorted(shapes, key=lambda modes: self._way not in modes):  # few others can be better than that
+            own, worths = self._worths(guests, members, modes)
+            heats, trusted = {guests[i].heat for i in own}, self._trusted(modes[0].drafter, company)
+            for mode in modes:
+                hoped = max([self._hoped(mode, heat) for heat in heats])
+                if hoped * trusted * self._at_most(mode, worths, company) <= found[0]:
+                    continue
                 speed, best = self._speed(mode, worths, [guests[i].mode == mode for i in own], company)
-                most = 2 * len(best) > company  # few of many are no way to find out: that is what trials are for
-                if self.outcomes.is_new(mode, guests[own[best[0]]].heat):
-                    if mode.drafter in WEIGHTLESS:
-                        speed /= UNTRIED
-                    elif most and self._losses.few:
-                        speed *= NEW
-                if speed * trusted > found[0]:
-                    found = speed * trusted, mode, [own[k] for k in best]
+                hoped = self._hoped(mode, guests[own[best[0]]].heat)
+                if 2 * len(best) <= company:  # few of many are no way to find out: that is what trials are for
+                    hoped = min(1.0, hoped)
+                if hoped * trusted * speed > found[0]:
+                    found = hoped * trusted * speed, mode, [own[k] for k in best]
         return found
+
+    def _hoped(self, mode: Mode, heat: int) -> float:
+        """Times what is thought of it, that it is taken to bring where hardly any such drafts were seen."""
+        if not self.outcomes.is_new(mode, heat):
+            return 1.0
+        if mode.drafter in WEIGHTLESS:
+            return 1 / UNTRIED
+        return NEW if self._losses.few else 1.0
+
+    def _worths(
+        self, guests: Sequence[Guest], members: Members, modes: Sequence[Mode]
+    ) -> tuple[list[int], list[list[float]]]:
+        """Whom the drafter of these modes may serve, and the tokens that its drafts should bring them, down to each depth."""
+        own = [i for i, names in members.items() if modes[0].drafter in names]
+        return own, self.outcomes.worths([guests[i] for i in own], modes[-1])
 
     def _shapes(self, names: Iterable[str], room: int) -> list[list[Mode]]:
         """What is known of these drafters and fits: chains of one, or its trees, the deepest last."""
@@ -575,7 +593,7 @@ class AheadPolicy:
         self._ran = requests
         self._time += DECIDING * times.period
         if self._shown:
-            self._charge_aside(times.policy)
+            self._charge_aside(times.late)
         self._shown, self._aside = self._aside, 0.0
         if self._passing and not self._drafts:
             self._passing -= 1
@@ -586,15 +604,25 @@ class AheadPolicy:
         self._unread.append((times, requests, brought))
         self._read_many(LATEST)
 
-    def catch_up(self) -> None:
-        """And what is due is decided now, which costs nothing, for those who are there. What is known is taken in one step
-        before: the device is less likely to wait for either."""
+    def catch_up(self, coming: Request | None = None) -> None:
+        """And what is due is decided now, which costs nothing, for those who are there. That is prepared before: the device is
+        less likely to wait for it."""
         self._read_many()
-        self._foresee()
+        if coming is not None and self.periods.known and not self.rehearses:
+            self._foresee(coming)
         if self._may_decide_aside:
             self._decide_aside()
-        elif self._steps == self._due - 1 and self._undigested > LATELY and not self._hurries:
-            self._take_in([guest for r in self._ran if (guest := self._guests.get(r.id)) is not None])
+        elif self._steps >= self._due - 1 and self._undigested > LATELY and not self._hurries:
+            self._prepare()
+
+    def _prepare(self) -> None:
+        """A decision is due with the next step: what is known is taken in for it, and what drafts should bring is found out."""
+        known = [(r, guest) for r in self._ran if (guest := self._guests.get(r.id)) is not None]
+        guests = [guest for _, guest in known]
+        self._take_in(guests)
+        members = self._served({i: self.choices(r) for i, (r, guest) in enumerate(known) if guest.welcome}, len(known))
+        for modes in self._shapes(set().union(*members.values()), WIDEST):
+            self._worths(guests, members, modes)
 
     @property
     def _hurries(self) -> bool:
@@ -614,13 +642,12 @@ class AheadPolicy:
             self._answers = before  # so that the step goes on repeating the last one
         self._time, self._aside = saved, self._cost
 
-    def _foresee(self) -> None:
-        """Somebody waits for a place, and will be asked about when it is free: if it is like the last one, it is known then."""
-        if self._load.num_waiting and self._like is not None and not self.rehearses and self.periods.known:
-            (names, heat), company = self._like, max(1, self._load.num_running)
-            self._promised(names, heat, company)
-            if self._common is not None:
-                self._gain_of(self._common, heat, company, company)
+    def _foresee(self, coming: Request) -> None:
+        """It waits for a place, and will be asked about when one is free: what is to be known then is found out now."""
+        guest, company = self._guest(coming), max(1, self._load.num_running)
+        self._promised(self._served_by(coming, guest), guest.heat, company)
+        if self._common is not None:
+            self._gain_of(self._common, guest.heat, company, company)
 
     @property
     def _may_decide_aside(self) -> bool:
@@ -631,9 +658,9 @@ class AheadPolicy:
         due = self._steps >= self._due and (paid or self._may_decide)
         return due and bool(self._ran) and all(r.finish_reason is None for r in self._ran)
 
-    def _charge_aside(self, visible: float) -> None:
-        """So long at most did the device wait for it, since it waited so long for all that the policy did then."""
-        waited = min(self._shown, visible)
+    def _charge_aside(self, late: float) -> None:
+        """So long at most did the device wait for it, since it waited so long for all that the policy did beside that step."""
+        waited = min(self._shown, late)
         self._shows += SHOWS * (waited / self._shown - self._shows)
         self._time -= waited
 

@@ -213,7 +213,7 @@ class Survival:
         return _chances(self.tried, self.right, self.before[:depth], PRIOR * max(0.2, 1 - self.seen / PRIOR_SEEN))
 
 
-@dataclass
+@dataclass(eq=False)
 class Guest:
     """One request, as a policy knows it."""
 
@@ -246,6 +246,7 @@ class Outcomes:
         self._widths: dict[str, float] = {}  # tries for each token that a tree is worth, by drafter
         self._general: defaultdict[str, Chances] = defaultdict(dict)  # what follows from it, until more is heard,
         self._guessed: set[Drafts] = set()  # those that others were asked about, until more is heard
+        self._worths: defaultdict[Mode, dict[Guest, list[float]]] = defaultdict(dict)  # and what drafts should bring
         self._steps = 0
         self.came = 0  # requests, so far
         self._trust: dict[str, Trust] = {}  # by drafter
@@ -299,6 +300,7 @@ class Outcomes:
     def digest(self, guests: Iterable[Guest], ways: Sequence[Mode], steps: int) -> None:
         """So many steps are over: read their logs."""
         self._steps += steps
+        self._worths.clear()
         logs: dict[tuple[int, int], list[Guest]] = {}  # those that have some, by way and heat
         for guest in guests:
             for way, tally in guest.logs.items():
@@ -379,16 +381,14 @@ class Outcomes:
         """Tokens of a draft, in general."""
         return sum(self.general(mode, heat))
 
-    def worth(self, guest: Guest, mode: Mode) -> float:
-        """Tokens that a draft for this request should bring."""
-        return self.worths(guest, mode)[-1]
+    def worths(self, guests: Sequence[Guest], mode: Mode) -> list[list[float]]:
+        """Tokens that a draft for each of these requests should bring, down to each depth."""
+        known = self._worths[mode]
+        if new := [guest for guest in guests if guest not in known]:
+            known.update(zip(new, self._weigh(new, mode), strict=True))
+        return [known[guest] for guest in guests]
 
-    def worths(self, guest: Guest, mode: Mode) -> list[float]:
-        """The same, down to each depth."""
-        return self.all_worths([guest], mode)[0]
-
-    def all_worths(self, guests: Sequence[Guest], mode: Mode) -> list[list[float]]:
-        """The same for each of them."""
+    def _weigh(self, guests: Sequence[Guest], mode: Mode) -> list[list[float]]:
         drafter, trust, out = mode.drafter, self.trust(mode.drafter), []
         general = {heat: self.general(mode, heat) for heat in {guest.heat for guest in guests}}
         sums = {heat: list(itertools.accumulate(chances)) for heat, chances in general.items()}
@@ -396,6 +396,13 @@ class Outcomes:
             own = guest.owns.get(drafter)
             out.append(sums[guest.heat] if own is None else own.worths(general[guest.heat], trust))
         return out
+
+    def rest(self, guests: Iterable[Guest], steps: int) -> None:
+        """They had no drafts in so many steps."""
+        for guest in guests:
+            for own in guest.owns.values():
+                own.fade(steps)
+        self._worths.clear()
 
     def trust(self, drafter: str) -> float:
         """How much of what sets a request apart is believed."""

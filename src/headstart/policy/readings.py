@@ -56,22 +56,24 @@ class Readings:
         self._hoped = 0  # how many were read though it did not seem to pay
         self._strangers: Counter[int] = Counter()  # that were read before anything was known, by heat
 
-    def wants(
-        self, promise: Promise, least: float, tokens: float, heat: int, drafts: bool, common: bool, may_try: bool
-    ) -> bool:
-        """Shall a newcomer of so many tokens to come be read? At the least it should bring `least` times what plain steps do;
-        `drafts`: somebody drafts now; `common`: with a head; `may_try`: there is time to try what it brings."""
+    def pays(self, promise: Promise, least: float, tokens: float, heat: int, common: bool) -> bool:
+        """Is it worth reading a newcomer of so many tokens to come? At the least that should bring `least` times what plain
+        steps do; `common`: somebody drafts with a head."""
         gain, cost = promise.gain, promise.cost
-        saves = tokens * promise.seconds * (1 - 1 / gain) if gain > least else 0.0
-        pays = saves > (cost if common else DOUBT * cost)
         if promise.new:  # the first few will tell, even where it would not come back
             pays = gain > least and self._strangers[heat] < STRANGERS and cost < tokens * promise.seconds
             self._strangers[heat] += pays
-        told = bool(self._lines) or drafts or self._hoped < READINGS  # else nobody could tell what it takes
-        hoped = not pays and may_try and self.saved >= cost and told
-        if hoped:
-            self.saved, self._hoped = min(self.saved, READINGS * cost) - cost, self._hoped + 1
-        return pays or hoped
+            return pays
+        return gain > least and tokens * promise.seconds * (1 - 1 / gain) > (cost if common else DOUBT * cost)
+
+    def hopes(self, cost: float, drafts: bool) -> bool:
+        """May one be read that does not seem worth it, since time for that was saved up? `drafts`: somebody does now; else
+        nobody could tell what reading takes."""
+        told = bool(self._lines) or drafts or self._hoped < READINGS
+        if not told or self.saved < cost:
+            return False
+        self.saved, self._hoped = min(self.saved, READINGS * cost) - cost, self._hoped + 1
+        return True
 
     def dearer(self, company: int) -> float:
         """How much longer steps take for a newcomer that a head reads, as was seen in about this company."""

@@ -191,7 +191,7 @@ class Replay:
             return
         self._flight = None
         if self._repeats:
-            self.policy.catch_up()
+            self.policy.catch_up(self.waiting[0] if self.waiting else None)
         for request in flight.left:
             self.policy.release(request)
         self.policy.learn(flight.times, flight.requests, flight.verdicts)
