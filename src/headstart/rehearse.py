@@ -77,7 +77,7 @@ def rehearse(engine: Engine, policy: AheadPolicy) -> bool:
             _mix_all(engine, policy, words, mixed, done)
         return True
     finally:
-        policy.rehearses, policy.ordered = False, ()
+        policy.rehearses, policy.ordered, engine.runner.improvises = False, (), True
 
 
 def prepare(engine: Engine) -> None:
@@ -95,6 +95,7 @@ def prepare(engine: Engine) -> None:
     for company, name in itertools.product(companies(engine, modes), modes or (None,)):
         with running(engine, _made_up(engine, words, company, name)) as requests:
             _reach(engine, requests, WARM)
+    engine.runner.improvises = True
 
 
 def _is_still_so(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from headstart.drafters import model
 from headstart.engine import Engine, StepFailed
 from headstart.models import fused, kernel_runner, packing, paged, pinned
 from headstart.models.fused import FusedModel
+from headstart.models.graphs import Graph
 from headstart.models.kernel_runner import KernelRunner
 from headstart.models.kernels import choose
 from headstart.models.packing import Shape
@@ -563,6 +565,73 @@ def test_a_padded_batch_finds_its_room(rows: int, most: tuple[int, int]) -> None
     with torch.inference_mode():
         logits, _ = runner._run(torch.from_numpy(block), shape, None, ())
     assert_close(logits[:rows], want)
+
+
+class Recorded(KernelRunner):
+    """Its graphs are runs of the same kernels over the same block, so that a CPU can have some."""
+
+    def __init__(self, *args: Any, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self.graphs_allowed = True
+        self.played: list[Shape] = []
+
+    def _graph(self, shape: Shape, taps: tuple[int, ...], layers: int | None = None) -> Graph | None:
+        if (shape, taps, layers) not in self.graphs:
+            kept = {layer: self._tapped(layer)[: shape.rows] for layer in taps}
+            logits = torch.zeros(shape.rows, self.vocab_size)
+
+            def replay() -> None:
+                self.played.append(shape)
+                found, hidden = self._run(self.block, shape, None, taps, layers)
+                logits.copy_(found)
+                for layer, h in hidden.items():
+                    kept[layer].copy_(h)
+
+            left = self._leave(self.block, kept, fixed=True)
+            self.graphs[shape, taps, layers] = Graph([SimpleNamespace(replay=replay)], logits, kept, left)
+        return self.graphs[shape, taps, layers]
+
+
+@pytest.mark.parametrize("how", ["ngram", "oracle"])
+def test_a_larger_graph_stands_in_for_one_that_is_not_there(how: str, monkeypatch) -> None:
+    """And gives the same texts. Once it was met often, it gets one of its own."""
+    monkeypatch.setattr(kernel_runner, "OFTEN", 1)
+    monkeypatch.setattr(kernel_runner, "_graph_rows", lambda device, vocab, rows: rows)
+
+    def ask() -> list[Request]:
+        return [request(p, max_tokens=12, temperature=0.0) for p in PROMPTS]
+
+    want = run(engine(TorchRunner(small())), ask())
+    tiny.Oracle.known = {tuple(p): w for p, w in zip(PROMPTS, want, strict=True)}
+    e = engine(runner := Recorded(small()), SPECULATIVE[how])
+    runner.improvises, width = True, 16 * (how == "oracle")
+    own, *ready = (Shape(rows, 4 * rows // 16, max(8, width), width) for rows in (16, 32, 64))
+    for shape in ready:
+        runner._graph(shape, (0,))
+    assert run(e, ask()) == want
+    assert ready[0] in runner.played and own not in runner.played
+    assert run(e, ask()) == want
+    assert own in runner.played
+
+
+def test_no_smaller_graph_stands_in_and_none_while_all_is_made_ready(monkeypatch) -> None:
+    monkeypatch.setattr(kernel_runner, "_graph_rows", lambda device, vocab, rows: rows)
+    runner = Recorded(small())
+    runner.allocate(64, 4, 64, 4)
+    step, wide = (Shape(16, 2, 8, 0), (), None), (Shape(32, 4, 8, 0), (1,), None)
+    runner._graph(wide[0], wide[1])
+    assert runner._at_hand(step) == step, "it is made when it is first met"
+    runner.improvises = True
+    assert runner._at_hand(step) == wide
+    for other in (
+        (Shape(16, 2, 16, 0), (), None),
+        (Shape(16, 2, 8, 16), (), None),
+        (Shape(8, 2, 8, 0), (), None),
+        (Shape(16, 2, 8, 0), (2,), None),
+        (Shape(16, 2, 8, 0), (), 1),
+        (Shape(16, 2, 8, 0, prompts=True), (), None),
+    ):
+        assert runner._at_hand(other) == other
 
 
 ROPES = {

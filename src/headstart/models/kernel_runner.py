@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -34,6 +35,10 @@ from headstart.progress import note, status
 
 BLOCK_SIZE = 1 << 20  # numbers in the block that graphs read; a larger batch runs without a graph
 LOGITS_SHARE = 1 / 32  # of the device's memory, for the logits of graphs
+MORE, OFTEN = (
+    2,
+    32,
+)  # times as many rows, up to which a graph stands in for one that is not there, and how often it does
 
 
 def _at_home(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -50,11 +55,16 @@ def _at_home(method: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
+Key = tuple[
+    Shape, tuple[int, ...], int | None
+]  # of a graph: layers whose hidden states it tells, and how many layers it runs
+
+
 @dataclass(frozen=True)
 class Sent:
     """A batch as it was sent to the device."""
 
-    shape: Shape
+    key: Key
     graphable: bool
     block: np.ndarray  # in pinned memory; it is overwritten some forwards later
 
@@ -77,7 +87,8 @@ class KernelRunner(TorchRunner):
                 f"deterministic needs fused kernels, which {type(model).__name__} has none of here "
                 "(Llama, Mistral, Qwen2 and Qwen3 have, with fuse=True). Leave deterministic out."
             )
-        self.graphs: dict[tuple[Shape, tuple[int, ...], int | None], Graph | None] = {}
+        self.graphs: dict[Key, Graph | None] = {}
+        self._missed: Counter[Key] = Counter()  # those that others stood in for
         self._rehearsed: set[Any] = set()  # kinds of forwards that have run as a whole
         self.texts: Texts | None = None
         self.recorder, self.budget = Recorder(self.device), Budget()
@@ -149,7 +160,8 @@ class KernelRunner(TorchRunner):
     def forward(self, batch: Batch) -> Forward:
         """One forward over packed rows. Where the batch says how to choose, `landing` will tell the verdicts."""
         exact = Shape.of(batch)
-        shape = exact.padded()
+        key = self._at_hand((exact.padded(), batch.hidden_layers, batch.layers))
+        shape = key[0]
         size = packing.size_of(shape, batch, self.page_size)
         graphable = (
             self.graphs_allowed
@@ -158,10 +170,10 @@ class KernelRunner(TorchRunner):
             and size <= BLOCK_SIZE
         )
         if not graphable:
-            shape, size = exact, packing.size_of(exact, batch, self.page_size)
+            key, shape, size = (exact, *key[1:]), exact, packing.size_of(exact, batch, self.page_size)
         host, array = self._out.take(size)
         used = packing.fill(array, shape, batch, self.page_size)
-        self._sent = Sent(shape, graphable, array[:used])
+        self._sent = Sent(key, graphable, array[:used])
         return self._run_sent(batch, self._sent, host[:used])
 
     @_at_home
@@ -170,23 +182,24 @@ class KernelRunner(TorchRunner):
         used = len(last.block)
         host, array = self._out.take(used)
         array[:used] = last.block
-        packing.step_on(array, last.shape, batch, self.page_size)
+        packing.step_on(array, last.key[0], batch, self.page_size)
         self._sent = replace(last, block=array[:used])
         return self._run_sent(batch, self._sent, host[:used])
 
     def _run_sent(self, batch: Batch, sent: Sent, host: torch.Tensor) -> Forward:
         """Copy the block, and run: as a graph where it can be one."""
-        shape = sent.shape
+        shape = sent.key[0]
         if batch.mail is not None:
             self.mail[: len(batch.mail)].copy_(batch.mail)
         if sent.graphable:
             self.block[: len(host)].copy_(host, non_blocking=True)
             self._out.mark()
-            graph = self._graph(shape, batch.hidden_layers, batch.layers)
+            graph = self._graph(*sent.key)
             if graph is not None:
                 graph.replay()
-                self.left = graph.left
-                return self._forward(batch, shape, graph.logits, graph.hidden)
+                self.left = graph.left if batch.hidden_layers else None
+                hidden = {layer: graph.hidden[layer] for layer in batch.hidden_layers}  # it may tell others, too
+                return self._forward(batch, shape, graph.logits, hidden)
             block = self.block
         else:
             block = host.to(self.device, non_blocking=True, copy=True)
@@ -333,6 +346,23 @@ class KernelRunner(TorchRunner):
             self.__dict__.pop(name, None)
         if isinstance(self.lean, FusedModel):
             self.lean.angles = self.lean.scratch = None
+
+    def _at_hand(self, key: Key) -> Key:
+        """The graph for such a step: its own; or, where that is not there, a larger one, until that was met so often that it
+        pays to make one."""
+        shape, taps, layers = key
+        if key in self.graphs or not self.improvises or not self.graphs_allowed or shape.rows > self.graph_rows:
+            return key
+        self._missed[key] += 1
+        if self._missed[key] > OFTEN:
+            return key
+        able = [
+            other
+            for other, graph in self.graphs.items()
+            if graph is not None and other[2] == layers and other[0].rows <= MORE * shape.rows
+            if set(taps) <= set(other[1]) and other[0].covers(shape)
+        ]
+        return min(able, key=lambda k: (k[0].rows, k[0].width, k[0].new, k[0].segments, len(k[1])), default=key)
 
     def _graph(self, shape: Shape, taps: tuple[int, ...], layers: int | None = None) -> Graph | None:
         key = (shape, taps, layers)

@@ -63,6 +63,14 @@ class Shape:
         segments, new = double_up(self.segments), max(DRAFT, double_up(self.new))
         return Shape(max(rows, segments), segments, max(new, width), width, self.truncates)
 
+    def covers(self, other: Shape) -> bool:
+        """Could a batch of that size be sent as one of this size?"""
+        alike = (self.truncates, self.prompts, self.width > 0) == (other.truncates, other.prompts, other.width > 0)
+        least = min(
+            self.rows - other.rows, self.segments - other.segments, self.new - other.new, self.width - other.width
+        )
+        return alike and least >= 0
+
     @property
     def words(self) -> int:
         return -(-self.width // 32)

@@ -438,7 +438,9 @@ class AheadPolicy:
         if not self._trials.may_pay(names, company, self._losses.won):
             return {}
         shapes = [modes for modes in self._shapes(names, load.room) if self._may_try(modes[0], rarely)]
-        self._trials.share_out({own[0].drafter: 1 if own[0].drafter in SOLE else 2 for own in shapes})  # heads promise more
+        self._trials.share_out(
+            {own[0].drafter: 1 if own[0].drafter in SOLE else 2 for own in shapes}
+        )  # heads promise more
         for modes in sorted(shapes, key=lambda own: (self._heard.get(_shape(own[0]), -1), own[0])):
             if chosen := self._try(modes, guests, members, company):
                 self._due, self._trying = self._steps + steps_of(len(chosen)), True
