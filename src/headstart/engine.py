@@ -159,9 +159,7 @@ class Engine:
         self._seconds = [0.0] * (PLAIN + 1)  # of all steps so far: laps, those that were compared, plain ones instead
         # seconds that the policy took to learn from the last step, and for newcomers, which count as deciding
         self._learning = self._welcoming = 0.0
-        self._in_doubt = (
-            0.0  # and beside this one, until behind its end: the next one shows if the device waited for them
-        )
+        self._in_doubt = 0.0  # and beside this one, for longer than it took: the next one shows if the device waited
         self.aside = 0.0  # all that it took while the device was at work anyway, which is not counted
         self._pace = 0.0  # seconds of the last forward of one row, with all that surrounds it
         self._wait = runner.synchronize if config.profile else None

@@ -28,9 +28,7 @@ class Runner:
     runs_on = False  # whether one call can choose several tokens of one text, one after the other: `Batch.stops`
     reads_unwritten = True  # whether a forward may read slots that nothing was written to
     repeats = False  # whether it can run its last batch once more, every row one token further: `again`
-    improvises = (
-        False  # whether it makes do with what is ready where a step would need preparation: it was prepared before
-    )
+    improvises = False  # whether it makes do with what was prepared, where a step would need something else
     prefers_chains = False  # whether a tree is worth its cost only where a user asks for it
 
     left: DeviceStep | None = None  # what the last forward left on the device, for runners that choose there

@@ -35,10 +35,8 @@ from headstart.progress import note, status
 
 BLOCK_SIZE = 1 << 20  # numbers in the block that graphs read; a larger batch runs without a graph
 LOGITS_SHARE = 1 / 32  # of the device's memory, for the logits of graphs
-MORE, OFTEN = (
-    2,
-    32,
-)  # times as many rows, up to which a graph stands in for one that is not there, and how often it does
+MORE = 2  # times as many rows, up to which a graph stands in for one that is not there,
+OFTEN = 32  # and how often it does
 
 
 def _at_home(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -55,9 +53,7 @@ def _at_home(method: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-Key = tuple[
-    Shape, tuple[int, ...], int | None
-]  # of a graph: layers whose hidden states it tells, and how many layers it runs
+Key = tuple[Shape, tuple[int, ...], int | None]  # of a graph: its layers that are tapped, and how many it runs
 
 
 @dataclass(frozen=True)
@@ -67,6 +63,10 @@ class Sent:
     key: Key
     graphable: bool
     block: np.ndarray  # in pinned memory; it is overwritten some forwards later
+
+    @property
+    def shape(self) -> Shape:
+        return self.key[0]
 
 
 class KernelRunner(TorchRunner):
@@ -182,13 +182,13 @@ class KernelRunner(TorchRunner):
         used = len(last.block)
         host, array = self._out.take(used)
         array[:used] = last.block
-        packing.step_on(array, last.key[0], batch, self.page_size)
+        packing.step_on(array, last.shape, batch, self.page_size)
         self._sent = replace(last, block=array[:used])
         return self._run_sent(batch, self._sent, host[:used])
 
     def _run_sent(self, batch: Batch, sent: Sent, host: torch.Tensor) -> Forward:
         """Copy the block, and run: as a graph where it can be one."""
-        shape = sent.key[0]
+        shape = sent.shape
         if batch.mail is not None:
             self.mail[: len(batch.mail)].copy_(batch.mail)
         if sent.graphable:

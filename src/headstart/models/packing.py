@@ -66,10 +66,8 @@ class Shape:
     def covers(self, other: Shape) -> bool:
         """Could a batch of that size be sent as one of this size?"""
         alike = (self.truncates, self.prompts, self.width > 0) == (other.truncates, other.prompts, other.width > 0)
-        least = min(
-            self.rows - other.rows, self.segments - other.segments, self.new - other.new, self.width - other.width
-        )
-        return alike and least >= 0
+        fits = self.rows >= other.rows and self.segments >= other.segments
+        return alike and fits and self.new >= other.new and self.width >= other.width
 
     @property
     def words(self) -> int:

@@ -45,7 +45,7 @@ TURNS = 0.5  # and how much longer a step with drafts then takes until that was 
 TOGETHER, QUIET = 8, 32  # steps that are learned from at once, at most; and where nobody drafts,
 PASSED = 96  # and how many are passed over then: plain steps are all alike
 LATEST = 2  # times as many are learned from though the device has to wait for that
-LATELY = 2  # steps behind what was taken in that a decision goes without: it takes half as long then
+LATELY = 2  # steps behind what was taken in that a decision goes without
 SOONEST = 2  # steps behind which a decision may be thought about anew
 LOOK, LOOKS = 3, 8  # drafts after which it is looked at what has just begun, and how often where it is hardly known
 DECIDING = 0.0015  # share of the time that decisions may take: with many requests, they are taken less often
@@ -664,7 +664,9 @@ class AheadPolicy:
         """So long at most did the device wait for it, since it waited so long for all that the policy did beside that step."""
         waited = min(self._shown, late)
         self._shows += SHOWS * (waited / self._shown - self._shows)
-        self._time -= waited
+        self._time = max(
+            self._time - waited, -self._cost
+        )  # one is owed at most, or nothing is decided for hundreds of steps
 
     def _read_many(self, times: int = 1) -> None:
         """Where there are so many times as many as are read together."""
