@@ -17,7 +17,7 @@ READINGS = 4  # and for how many of them it is saved up,
 STRANGERS = 16  # prompts that are read before anything is known of what that brings
 CHURN = 8  # steps after which newcomers are looked at together, where more and more come,
 ARRIVALS = 0.1  # and how fast it is learned what newcomers take, and what it takes to read them
-DOUBT = 1.25  # times that it should come back where the others do not draft: alone it does not pay
+DOUBT = 1.4  # times that it should come back where the others do not draft: alone it does not pay
 
 
 class Promise(NamedTuple):
