@@ -55,6 +55,7 @@ HIDDEN = 0.05  # and up to which share they are taken to cost nothing,
 LONGER = 1.5  # and how many times the last one it may take: what takes much longer was held up by something else
 TOKENS = 256.0  # behind which an answer ends by itself, until some have been seen,
 ENDS = 0.05  # and how fast that is learned, by answers
+BACK = 0.5  # of what reading prompts takes counts as lost, where it was not given up though something was lost already
 FILLS = 0.1  # how fast it is learned, by steps behind which somebody comes, how often prompts fill them
 LEAST = 0.02  # a mode should bring so much more than none: its chances are guesses
 UNTRIED = 1.11  # times worse than they should be, n-grams are taken to be that were never tried: so trials come first
@@ -223,7 +224,8 @@ class AheadPolicy:
         if not read and promise.mode is not None and self._trials.may_pay([promise.mode.drafter], company):
             read = self._readings.hopes(promise.cost, self._drafts)
         if read:
-            self._losses.add(promise.cost / promise.seconds / company, 0)
+            first = promise.new or (self._common is None and self._losses.few)
+            self._losses.add((1.0 if first else BACK) * promise.cost / promise.seconds / company, 0)
         if self.periods.known:
             self._unread.append(read)
         return read
@@ -255,8 +257,11 @@ class AheadPolicy:
     def _gains(self, mode: Mode, heat: int, counts: Sequence[int], company: int, trusted: float) -> list[float]:
         """Times what plain steps bring, if so many of the company draft like this, and are like the others."""
         plain, brings = self.periods.of(None, company), self.outcomes.brings(mode, heat) / company
-        extras = self.periods.extras(mode, counts, company)
-        return [(1 + brings * n) * plain / (plain + extra) * trusted for n, extra in zip(counts, extras, strict=True)]
+        extras, dearer = self.periods.extras(mode, counts, company), self._losses.dearer
+        return [
+            (1 + brings * n) * plain / (plain + dearer * extra) * trusted
+            for n, extra in zip(counts, extras, strict=True)
+        ]
 
     def _gain_of(self, mode: Mode, heat: int, count: int, company: int) -> float:
         """The same for one number, as it was told since more was heard."""
