@@ -27,6 +27,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -34,6 +35,7 @@ from rich.console import Console
 from rich.progress import track
 
 sys.path.insert(0, str(Path(__file__).parent))
+import made_up
 import report
 
 from headstart import LLM, SamplingParams
@@ -242,25 +244,32 @@ def _summary(runs: list[dict[str, Any]], plain: list[dict[str, Any]]) -> dict[st
     }
 
 
+def begin(args: argparse.Namespace, stack: ExitStack) -> tuple[dict[str, Any], dict[str, list[Prompt]]]:
+    """The ways, each with an engine, and prompts of each kind."""
+    names = ["plain", "auto", *args.ways]
+    if args.made_up:
+        device = stack.enter_context(made_up.no_kernels(args.made_up))
+        engines = {name: made_up.engine(_spec(name, args), device, max(args.loads)) for name in names}
+        return {name: SimpleNamespace(engine=own) for name, own in engines.items()}, made_up.prompts(400)
+    target = load(args.target)
+    # what helps plain decoding too is not speculation's gain
+    options = {"wide_weights": True, **json.loads(args.engine)}
+    llms: dict[str, Any] = {
+        name: stack.enter_context(LLM(target, speculative=_spec(name, args), max_num_seqs=max(args.loads), **options))
+        for name in names
+    }
+    prompts = kinds(args, target)
+    for name, llm in llms.items():
+        prepare(llm.engine)
+        answer({name: llm}, take(prompts, MIXED, 4, 0), 8)  # whatever is prepared on first use
+        console.print(f"{name}: ready")
+    return llms, prompts
+
+
 def run(args: argparse.Namespace) -> dict[str, Any]:
     out: dict[str, Any] = {}
-    target = load(args.target)
-    options = {
-        "wide_weights": True,
-        **json.loads(args.engine),
-    }  # what helps plain decoding too is not speculation's gain
     with ExitStack() as stack:
-        llms = {
-            name: stack.enter_context(
-                LLM(target, speculative=_spec(name, args), max_num_seqs=max(args.loads), **options)
-            )
-            for name in ["plain", "auto", *args.ways]
-        }
-        prompts = kinds(args, target)
-        for name, llm in llms.items():
-            prepare(llm.engine)
-            answer({name: llm}, take(prompts, MIXED, 4, 0), 8)  # whatever is prepared on first use
-            console.print(f"{name}: ready")
+        llms, prompts = begin(args, stack)
         stack.enter_context(calm_collector())
         if args.shifts:
             return {"shifts": {str(number): shifts(llms, prompts, number, args) for number in args.loads}}
@@ -322,7 +331,7 @@ def _shift_tables(found: dict[str, Any]) -> Iterator[tuple[str, report.Rows]]:
 
 def provenance(args: argparse.Namespace) -> dict[str, Any]:
     return {
-        "target": Path(args.target).name,
+        "target": f"made up: {args.made_up}" if args.made_up else Path(args.target).name,
         "threads": torch.get_num_threads(),
         **report.where(),
         "tokens": args.tokens,
@@ -337,6 +346,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", default="smollm2")
     parser.add_argument("--head", help="a head's folder; left out, the one that comes with the target")
+    parser.add_argument(
+        "--made-up",
+        help="the real engine on a made-up device with these costs: gpu, h200, node or a JSON file; no model is loaded",
+    )
     parser.add_argument("--spec-bench", help="Spec-Bench's question.jsonl")
     parser.add_argument("--gsm8k", help="GSM8K's test.jsonl")
     parser.add_argument("--loads", type=lambda s: [int(x) for x in s.split(",")], default=[1, 2, 4, 8, 16, 32, 64])

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -21,6 +22,9 @@ from headstart.errors import ConfigError
 from headstart.policy import Errand, Wish, Wishes
 from headstart.progress import note
 from headstart.scheduler import Planned
+
+if TYPE_CHECKING:
+    from headstart.models.base import Reader
 
 NO_TREE = Tree()
 NOBODY: list[str] = []
@@ -395,9 +399,14 @@ class Drafting:
         """Can its drafters that read along read a prompt before the step that computes it is over?"""
         return all(self.drafters[name].reads_ahead for name in self.readers(request))
 
-    def read_ahead(self, readings: Sequence[tuple[Planned, Reading]], step: DeviceStep) -> None:
-        """Hand each of them what the step on its way will leave."""
-        self._hand_out(readings, lambda drafter, own: drafter.read_ahead(own, step))
+    def read_ahead(self, readings: Sequence[tuple[Planned, Reading]]) -> None:
+        """Tell each of them what the forward that comes will read for it."""
+        self._hand_out(readings, lambda drafter, own: drafter.read_ahead(own))
+
+    @property
+    def reader(self) -> Reader | None:
+        """Who reads prompts in the target's forward: the first that can."""
+        return next((d.reader for d in self.drafters.values() if d.reader is not None), None)
 
     def _hand_out(
         self, readings: Sequence[tuple[Planned, Reading]], hand: Callable[[Drafter, list[Reading]], None]

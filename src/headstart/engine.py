@@ -148,6 +148,7 @@ class Engine:
         self.delivery = Delivery(decode)
         for drafter in self.drafting.drafters.values():
             drafter.allocate(self.pool.num_slots)
+        runner.reader = self.drafting.reader if runner.chooses else None
         ahead = any(d.ahead for d in self.drafting.drafters.values()) and not self.policy.cuts
         self.texts = runner.open_texts(self.max_len) if ahead else None
         self._plan = Plan()  # of the step that is being launched
@@ -297,6 +298,7 @@ class Engine:
         again = self._reserve_ahead(plan, drafted)
         batch, roots = self._pack(plan, drafted.trees)
         batch.stops, batch.hidden_layers = stops, self._taps(plan)
+        read = self._read_ahead(plan, batch)
         chosen = self._choice(plan, drafted, batch, roots) if self.runner.chooses else [False] * len(plan.ready)
         if before is not None or drafted.mail:
             batch.source = _sources(plan, before, batch)
@@ -308,28 +310,32 @@ class Engine:
         clock.lap("target")
         again = again if all(chosen) else 0
         follows = before is not None
-        flight = Flight(plan, drafted, batch, roots, forward, clock, chosen, follows, again=again, stamp=self._stamp)
+        flight = Flight(
+            plan, drafted, batch, roots, forward, clock, chosen, follows, read=read, again=again, stamp=self._stamp
+        )  # fmt: skip
         self._lines = flight.lines
-        flight.read = self._read_ahead(plan, batch)
         return flight
 
     def _read_ahead(self, plan: Plan, batch: Batch) -> bool:
-        """Let drafters read prompts as soon as they are on their way, where they go on from there on the device: the token
-        behind a prompt is the only one that nobody knows, and they will find it there."""
-        step = self.runner.left
-        if not batch.hidden_layers or step is None:
+        """Let drafters read prompts as a part of the forward that computes them, where they go on from there on the device: the
+        token behind a prompt is the only one that nobody knows, and they will find it there."""
+        if not batch.hidden_layers or self.texts is None:
             return False
         parts = zip(plan.parts, batch.segments, strict=True)
         own = [(p, s) for p, s in parts if p.has_prompt and self.drafting.reads(p.request)]
         if not all(self._can_draft_ahead(p.request) and self.drafting.reads_ahead(p.request) for p, _ in own):
             return False
         readings: list[tuple[Planned, Reading]] = []
+        behind = np.full(len(batch.tokens), -1, np.int64)
         for part, segment in own:
             r, count = part.request, part.piece - part.ready
-            rows, slots = range(segment.start, segment.start + count), self.pool.slots(r.id, r.computed + count)
-            readings.append((part, Reading(r.id, r.tokens, r.computed, rows, count, slots, unread=r.unread)))
+            rows = range(segment.start, segment.start + count)
+            behind[rows.start : rows.stop] = r.tokens[r.computed + 1 : r.computed + count + 1]
+            readings.append((part, Reading(r.id, r.tokens, r.computed, rows, count, NOTHING, unread=r.unread)))
         if readings:
-            self.drafting.read_ahead(readings, step)
+            self.drafting.read_ahead(readings)
+        if self.runner.reader is not None and any(len(reading.rows) for _, reading in readings):
+            batch.behind = behind
         return True
 
     def _settle(self, flight: Flight, following: Clock | None = None) -> None:
@@ -359,7 +365,7 @@ class Engine:
         began, busy = time.perf_counter(), not landing.has_landed
         if busy:
             self._hide(flight, following)
-            self.policy.catch_up(self.scheduler.next_in_line)
+            self.policy.catch_up()
         learning = time.perf_counter() - began if busy else 0.0
         late = busy and landing.has_landed
         landing.verdicts()

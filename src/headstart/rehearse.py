@@ -25,12 +25,6 @@ WARM, TIMED = 9, 15  # steps before and while times are taken
 SOME = 4  # steps after which a mode has met all that it makes on first use
 VISITS = (1, 2, 4)  # tokens of those who come to a mixed company: they end with the prompt, before a draft, behind one
 LATE = 4  # and of one that the head joins late: it ends before a draft, too
-CROWDS = (1, 4, 16, 32, 64)  # companies to which newcomers come, to know what reading along takes
-STAY = 6  # tokens that each of them stays for
-ROW, ROWS = (
-    3,
-    16,
-)  # newcomers of one kind in a row, one behind the other: read by a head, or not; and how many such pairs
 MOST_TOKENS = 8  # that a step may bring
 ALIKE = 1.15  # ratios of what is measured to what is known may differ by so much
 WORDS = 4000  # tokens among which words are looked for
@@ -68,12 +62,6 @@ def rehearse(engine: Engine, policy: AheadPolicy) -> bool:
                     for mode, seconds in _play(engine, policy, words, company, name, fitting).items():
                         policy.periods.put(mode, company, seconds)
                     done(1)
-            reading = [n for n in modes if engine.drafting.drafters[n].needs.hidden_layers]
-            for company in (n for n in CROWDS if n in sizes and reading):
-                for name in reading:
-                    more = _reading(engine, policy, words, company, name)
-                    most = policy.periods.of(None, company)  # what takes longer than a step was something else
-                    policy.periods.put_reading(name, company, min(max(0.0, more), most))
             _mix_all(engine, policy, words, mixed, done)
         return True
     finally:
@@ -128,10 +116,6 @@ def _prepare(engine: Engine, modes: dict[str, list[Mode]]) -> None:
         for record in work:
             record()
             done(1)
-    if (step := engine.runner.place) is not None:
-        with engine.runner.at_work():
-            for drafter in engine.drafting.drafters.values():
-                drafter.get_ready(step)
 
 
 def companies(engine: Engine, modes: dict[str, list[Mode]]) -> list[int]:
@@ -242,41 +226,6 @@ def _go_on(engine: Engine, policy: AheadPolicy, mode: Mode) -> None:
     policy.order([mode])
     for _ in range(SOME):
         engine.step()
-
-
-def _reading(engine: Engine, policy: AheadPolicy, words: Sequence[int], company: int, name: str) -> float:
-    """Seconds that a newcomer takes longer whose prompt this drafter reads, while nobody drafts. Some that it reads and some
-    that it does not come in turns, since what is asked for is far less than a machine's speed changes in a second."""
-    policy.order([])
-    first = 10_000 * company  # texts that nobody has had before
-    others = _made_up(engine, words, company - 1, None, first)
-    kinds = [kind for _ in range(ROWS) for kind in (None, name) for _ in range(ROW)]
-    coming = [
-        request
-        for i, kind in enumerate(kinds)
-        for request in _made_up(engine, words, 1, kind, first + company + i, STAY)
-    ]
-    gaps = _gaps(engine, company, others, coming)
-    rows = np.mean(
-        np.reshape(gaps, (ROWS, 2, ROW))[:, :, 1:], axis=2
-    )  # the first of a row waited for one of the other kind
-    more, few = np.sort(rows[:, 1] - rows[:, 0]), ROWS // 4
-    return float(np.mean(more[few : ROWS - few]))
-
-
-def _gaps(engine: Engine, company: int, others: Iterable[Request], coming: Sequence[Request]) -> list[float]:
-    """Seconds from the end of one newcomer to the end of the next, who waited for that place among the company."""
-    most, engine.scheduler.max_num_seqs = engine.scheduler.max_num_seqs, company
-    ends = [time.perf_counter()]
-    try:
-        with running(engine, [*others, *coming]):
-            while len(ends) <= len(coming):
-                engine.step()
-                over = sum(r.finish_reason is not None for r in coming)
-                ends += [time.perf_counter()] * (1 + over - len(ends))
-    finally:
-        engine.scheduler.max_num_seqs = most
-    return [float(gap) for gap in np.diff(ends)]
 
 
 @contextlib.contextmanager

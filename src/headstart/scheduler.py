@@ -125,10 +125,6 @@ class Scheduler:
         return bool(self._suspects) or (bool(self.waiting) and len(self.running) < self.most)
 
     @property
-    def next_in_line(self) -> Request | None:
-        return self.waiting[0] if self.waiting else None
-
-    @property
     def most(self) -> int:
         """Requests that may run at once."""
         return self.max_num_seqs if self._spared is None else min(self.max_num_seqs, self._spared[0])

@@ -6,10 +6,11 @@ import collections
 import functools
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
-from headstart.core import DeviceStep, Request
+from headstart.core import Request
 from headstart.drafters import heads
 from headstart.models import kernel_runner
 from headstart.models.heads import grower
@@ -120,31 +121,38 @@ def test_prompts_are_read_while_they_are_on_their_way(monkeypatch) -> None:
     assert drafted == {text: host[text][0][: len(own)] for text, own in drafted.items()}
 
 
-def places(hidden_size: int, layers: tuple[int, ...]) -> DeviceStep:
-    nothing = torch.zeros(1, dtype=torch.int32)
-    return DeviceStep({layer: torch.ones(4, hidden_size) for layer in layers}, nothing, nothing, fixed=True)
-
-
-def test_what_reads_prompts_is_made_ready_on_rows_of_nobody(monkeypatch) -> None:
-    monkeypatch.setattr(grower, "MOST_READ", 32)
-    e = engine(small(), CHAIN, head=eagle())
-    drafter, sizes, remember = e.drafting.drafters["eagle3"], [], grower.Grower._remember
-    monkeypatch.setattr(
-        grower.Grower,
-        "_remember",
-        lambda self, hidden, told: sizes.append(len(told) // 4) or remember(self, hidden, told),
-    )
+def test_a_forward_makes_the_entries_that_are_made_apart_from_it() -> None:
+    """Of prompts in pieces, one of which is a single token, beside a request that drafts. What is not read is not touched."""
+    e = engine(small(), CHAIN, head=eagle(), max_batch_tokens=4)
+    drafter, forward, batches = e.drafting.drafters["eagle3"], e.runner.forward, []
     with torch.inference_mode():
         drafter.keys[0].fill_(7.0)
-    drafter.get_ready(places(small().config.hidden_size, drafter.head.spec.taps))
-    assert sizes == [16, 32] and bool((drafter.keys[0] == 7.0).all())
+
+    def run_and_write_down(batch: Any) -> Any:
+        out = forward(batch)
+        if batch.behind is not None:
+            rows = np.flatnonzero(batch.behind >= 0)
+            batches.append(len(rows))
+            slots = batch.write_slots[rows]
+            made, others = drafter.keys[0][slots].clone(), np.setdiff1d(np.arange(drafter.num_slots), slots)
+            kept = drafter.keys[0].clone()
+            drafter.growers[0].remember(
+                e.runner.left.hidden, np.stack([rows, batch.behind[rows], batch.positions[rows], slots])
+            )
+            torch.testing.assert_close(made, drafter.keys[0][slots], atol=1e-4, rtol=0)
+            assert not bool((made == 7.0).any())
+            assert torch.equal(kept[others], drafter.keys[0][others])
+        return out
+
+    e.runner.forward = run_and_write_down  # type: ignore[method-assign]
+    rs = [*asked(), request(list(range(2, 13)))]
+    run(e, rs)
+    assert 1 in batches and sum(batches) == sum(len(r.prompt) - 1 for r in rs)
 
 
-def test_a_head_that_remembers_nothing_has_nothing_to_make_ready() -> None:
+def test_a_head_that_remembers_nothing_needs_no_reader() -> None:
     e = engine(small(), {"method": "medusa", "num_speculative_tokens": 2}, head=Bigrams([]))
-    drafter = e.drafting.drafters["medusa"]
-    assert drafter.reads_ahead
-    drafter.get_ready(places(small().config.hidden_size, drafter.head.spec.taps))
+    assert e.drafting.drafters["medusa"].reads_ahead and e.runner.reader is None
 
 
 def test_a_prompt_that_is_shared_to_its_last_token_is_read_on_from_there() -> None:

@@ -176,8 +176,7 @@ class Rehearsed(Machine):
 
     def forward(self, plan: Plan, rows: int, reach: float) -> float:
         company, prefill = max(1, len(plan.ready)), plan.num_prefill_tokens
-        read = self.periods.reading(self.mode.drafter, company) if prefill else 0.0
-        return self.periods.of(None, company) + self.prompt * prefill + read
+        return self.periods.of(None, company) + self.prompt * prefill
 
     def errand(self, errand: Errand, company: int) -> float:
         """Between modes that were timed, a line."""

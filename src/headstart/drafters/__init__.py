@@ -16,13 +16,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from headstart.config import AUTO, HEADS, SpeculativeConfig
-from headstart.core import DeviceStep, Draft, Reading, RequestView, Tree, Verdict, View
+from headstart.core import Draft, Reading, RequestView, Tree, Verdict, View
 from headstart.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
     import torch
 
-    from headstart.models.base import Runner
+    from headstart.models.base import Reader, Runner
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,8 @@ class Drafter:
     needs = Needs()
     ahead = False  # whether it can draft from texts on the target's device, before the host knows their last tokens
     repeats = False  # whether it can be asked there once more, with the same view, for texts that have gone on: `again`
-    reads_ahead = False  # whether it can read prompts there, before the step that computes them is over
+    reads_ahead = False  # whether it can read prompts there, before the step that computes them is over,
+    reader: Reader | None = None  # and what does so as a part of the forward; None: nothing need be done
 
     def __init__(self, config: SpeculativeConfig, around: Surroundings) -> None:
         self.config, self.around = config, around
@@ -86,11 +87,9 @@ class Drafter:
     def join(self, request: str, position: int) -> None:
         """It is to read this request's text from this token on. What it had read before is still there."""
 
-    def read_ahead(self, readings: Sequence[Reading], step: DeviceStep) -> None:
-        """A step on its way will leave these rows of prompts. The token behind each of them is known."""
-
-    def get_ready(self, step: DeviceStep) -> None:
-        """Steps will leave what they leave at these places every time: prepare what reads it there."""
+    def read_ahead(self, readings: Sequence[Reading]) -> None:
+        """The target's forward that comes next computes these rows of prompts, and its `reader` reads them: the token behind
+        each of them is known."""
 
     def allocate(self, num_slots: int) -> None:
         """The target's KV has so many slots."""

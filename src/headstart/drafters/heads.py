@@ -29,7 +29,6 @@ from headstart.core import (
     NOTHING,
     PENDING,
     Batch,
-    DeviceStep,
     DeviceTexts,
     Draft,
     Mail,
@@ -50,7 +49,7 @@ from headstart.sampling import Row, argmax, is_sure, top_scores
 from headstart.shapes import USUAL_SIZES, depth_of, within
 
 if TYPE_CHECKING:
-    from headstart.models.heads.grower import Grower
+    from headstart.models.heads.grower import Grower, PromptReader
     from headstart.models.kernels.growth import Growth as DeviceGrowth
 
 SOME = 8  # rows from which on entries alone are worth a forward of their own
@@ -206,21 +205,18 @@ class HeadDrafter(GrowingDrafter):
     def reads_ahead(self) -> bool:  # type: ignore[override]
         return bool(self.growers) and self.growers[0].remembers
 
-    @torch.inference_mode()
-    def read_ahead(self, readings: Sequence[Reading], step: DeviceStep) -> None:
+    @property
+    def reader(self) -> PromptReader | None:  # type: ignore[override]
+        return self.growers[0].reader if self.reads_ahead and self.keeps else None
+
+    def read_ahead(self, readings: Sequence[Reading]) -> None:
         """Entries of prompts alone: the state behind the last known token is found when a draft is asked for."""
         for r in readings:
             trail = self._trail(r.id)
             trail.turn_to(r.start, r.unread)
             trail.reached(r.start + len(r.rows))
-        self._write_down(readings, step.hidden, step.fixed)
 
-    @torch.inference_mode()
-    def get_ready(self, step: DeviceStep) -> None:
-        if self.reads_ahead and self.keeps:
-            self.growers[0].get_ready(step.hidden)
-
-    def _write_down(self, readings: Sequence[Reading], hidden: Mapping[int, torch.Tensor], fixed: bool = False) -> None:
+    def _write_down(self, readings: Sequence[Reading], hidden: Mapping[int, torch.Tensor]) -> None:
         """Make the entries of these rows where the target left them."""
         if not self.keeps or not any(r.rows for r in readings):
             return
@@ -232,7 +228,7 @@ class HeadDrafter(GrowingDrafter):
             own[0], own[1], own[2] = r.rows, r.tokens[r.start + 1 : end + 1], np.arange(r.start, end)
             own[3] = r.slots[r.start : end]
             at += len(r.rows)
-        self.growers[0].remember(hidden, numbers, fixed)
+        self.growers[0].remember(hidden, numbers)
 
     @torch.inference_mode()
     def propose(self, view: View) -> Draft:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
@@ -14,6 +14,19 @@ from headstart.core import Batch, DeviceStep, Forward
 
 if TYPE_CHECKING:
     from headstart.models.texts import Texts
+
+
+class Reader(Protocol):
+    """Reads prompts on the device, from what the target computes of them."""
+
+    layers: tuple[int, ...]  # whose hidden states it reads
+
+    def __call__(
+        self, hidden: Mapping[int, torch.Tensor], behind: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor
+    ) -> None:
+        """Rows of a forward (T, hidden size), the tokens behind them, where they stand, and their slots; slot -1: this row is
+        not to be read."""
+        ...
 
 
 class Runner:
@@ -32,6 +45,7 @@ class Runner:
     prefers_chains = False  # whether a tree is worth its cost only where a user asks for it
 
     left: DeviceStep | None = None  # what the last forward left on the device, for runners that choose there
+    reader: Reader | None = None  # who reads prompts as a part of the forward that computes them: `Batch.behind`
     usual_slots: int | None = None  # of KV, where nobody says how much memory it may take; None: as many as fit
 
     device: torch.device  # of the logits
@@ -87,11 +101,6 @@ class Runner:
     def prepare(self, drafts: Collection[tuple[int, bool]], taps: tuple[int, ...]) -> list[Callable[[], None]]:
         """What there is to do so that steps with drafts like these (nodes, and whether they branch) need no preparation."""
         return []
-
-    @property
-    def place(self) -> DeviceStep | None:
-        """Where forwards leave hidden states, if they do so at the same place every time."""
-        return None
 
     def warm_up(self, nodes: int, trees: bool, taps: tuple[int, ...] = ()) -> None:
         """Prepare for steps of one request, plain and with drafts of so many nodes, that tell these hidden states."""

@@ -225,10 +225,6 @@ class KernelRunner(TorchRunner):
         """For whoever drafts on the device."""
         return DeviceStep(hidden, self.verdict, block, fixed) if hidden else None
 
-    @property
-    def place(self) -> DeviceStep | None:
-        return self._leave(self.block, dict(self.tapped), fixed=True)
-
     def _verdict(self, shape: Shape) -> torch.Tensor:
         """(segments, 2 + most nodes)"""
         stride = 2 + shape.new
@@ -270,6 +266,7 @@ class KernelRunner(TorchRunner):
         else:
             tokens.copy_(context.resolve(tokens))
             logits, hidden = self._model(tokens.long(), layout.positions.long(), context, rows, taps, layers)
+        self._read(get, layout, shape, hidden)
         heat, top_p, min_p = (get(name).view(torch.float32) for name in ("temperature", "top_p", "min_p"))
         asks = choose.Asks(heat, get("seeds"), layout.positions, get("top_k"), top_p, min_p)
         choose.choose(logits, asks, self.chosen, self.desk, rows)
@@ -281,6 +278,13 @@ class KernelRunner(TorchRunner):
             for pool in self.pools:
                 choose.move(pool, verdict, layout, get("nodes"))
         return logits, hidden
+
+    def _read(
+        self, get: Callable[[str], torch.Tensor], layout: Layout, shape: Shape, hidden: dict[int, torch.Tensor]
+    ) -> None:
+        """Let drafters read prompts as a part of the forward that computes them."""
+        if self.reader is not None and shape.prompts and hidden:
+            self.reader(hidden, get("behind"), layout.positions, get("kept"))
 
     def _advance(self, get: Callable[[str], torch.Tensor], layout: Layout, shape: Shape) -> None:
         """Let the device say where rows stand, how many were drafted and how trees branch, where the host does not know."""
@@ -341,7 +345,7 @@ class KernelRunner(TorchRunner):
         self.synchronize()
         super().release()
         self.graphs.clear()
-        self.pools, self.texts, self.left = [], None, None
+        self.pools, self.texts, self.left, self.reader = [], None, None, None
         for name in ("logits", "chosen", "mail", "desk", "room", "block", "verdict", "tapped", "_out", "_back"):
             self.__dict__.pop(name, None)
         if isinstance(self.lean, FusedModel):
@@ -390,8 +394,9 @@ class KernelRunner(TorchRunner):
         _nobody(self.block, shape)
         try:
             logits = self.logits[: shape.rows]
-            self.recorder.rehearse(lambda: self._run(self.block, shape, None, *self._sample(shape, taps, layers)))
             kept = {layer: self._tapped(layer)[: shape.rows] for layer in taps}
+            self.recorder.rehearse(lambda: self._run(self.block, shape, None, *self._sample(shape, taps, layers)))
+            self.recorder.rehearse(lambda: self._read_nobody(shape, kept))
             with self.recorder.capture(len(self.shapes)) as capture:
                 found, hidden = self._run(self.block, shape, None, taps, layers, logits, capture)
                 if found is not logits:
@@ -402,6 +407,11 @@ class KernelRunner(TorchRunner):
         finally:
             self.block.copy_(block)
             self.chosen.copy_(chosen)
+
+    def _read_nobody(self, shape: Shape, hidden: dict[int, torch.Tensor]) -> None:
+        """So that libraries have met this number of rows."""
+        get = functools.partial(packing.places(shape).on_device, self.block)
+        self._read(get, packing.layout(self.block, shape, self.page_size), shape, hidden)
 
     def _sample(self, shape: Shape, taps: tuple[int, ...], layers: int | None) -> tuple[tuple[int, ...], int | None]:
         """Taps and layers of a run that meets all kernels which a graph of this shape needs: where layers are alike, few."""

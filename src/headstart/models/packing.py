@@ -43,7 +43,9 @@ class Shape:
         trees = [len(s.parents) for s in batch.segments if s.parents is not None]
         sizes, choice = [s.stop - s.start for s in batch.segments], batch.choice
         new, truncates = max(sizes), choice is not None and choice.truncates
-        if choice is None:
+        if batch.behind is not None:
+            prompts = True
+        elif choice is None:
             prompts = new > PROMPT
         else:
             prompts = new > 1 and any(n > 1 + max(k, 0) for n, k in zip(sizes, choice.nodes, strict=True))
@@ -135,6 +137,7 @@ class Sections:
             "top_p",
             "min_p",
         ]
+        by_row += ["behind", "kept"] if shape.prompts else []
         by_segment = ["start", "stop", "context", "entries", "table", "is_tree", "depth_at", "root", "nodes"]
         by_segment += ["seat", "moves", "sized", "grown"]
         dims: dict[str, tuple[int, ...]] = {"where": (4,)}  # first, so that it is found without knowing the shape
@@ -148,7 +151,7 @@ class Sections:
             at += -(-size // 4) * 4  # 16-byte steps
         self.pages = at
         self.blank = np.zeros(at, np.int32)  # rows and segments that belong to nobody
-        for name in ("source", "slots", "at", "nodes", "seat", "sized", "grown"):
+        for name in ("source", "slots", "at", "nodes", "seat", "sized", "grown", *(["kept"] if shape.prompts else [])):
             self.of(self.blank, name)[:] = -1
         self.of(self.blank, "where")[:] = self.places["root"][0], self.places["table"][0], at, 2 + shape.new
 
@@ -221,7 +224,11 @@ def fill(block: np.ndarray, shape: Shape, batch: Batch, page_size: int) -> int:
     put("table", table)
     put("at", at)
     index = np.arange(len(at)) + np.repeat(context + entries - stop, size)  # of each row in its own segment
-    put("slots", block[sections.pages :][at + index // page_size] * page_size + index % page_size)
+    slots = block[sections.pages :][at + index // page_size] * page_size + index % page_size
+    put("slots", slots)
+    if batch.behind is not None:  # rows without a token behind them are read by nobody
+        put("behind", np.maximum(batch.behind, 0))
+        put("kept", np.where(batch.behind < 0, -1, slots))
     if shape.width:
         _fill_trees(lambda name: sections.of(block, name), shape, segments)
     if any(s.seat >= 0 for s in segments):

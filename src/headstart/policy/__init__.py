@@ -118,9 +118,9 @@ class Policy(Protocol):
         """What the step cost and brought."""
         ...
 
-    def catch_up(self, coming: Request | None = None) -> None:
-        """The device is at work, and the host would wait for it: time to learn from what was put aside, and to think about who
-        is next in line, if somebody waits."""
+    def catch_up(self) -> None:
+        """The device is at work, and the host would wait for it: time to learn from what was put aside, and to decide what is
+        due."""
         ...
 
     def release(self, request: Request) -> None:

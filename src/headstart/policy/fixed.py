@@ -67,7 +67,7 @@ class FixedPolicy:
     def learn(self, times: StepTimes, requests: Sequence[Request], verdicts: Sequence[Verdict]) -> None:
         """Fixed means fixed."""
 
-    def catch_up(self, coming: Request | None = None) -> None:
+    def catch_up(self) -> None:
         """Nothing was put aside."""
 
     def release(self, request: Request) -> None:

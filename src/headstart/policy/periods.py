@@ -17,7 +17,7 @@ import numpy as np
 
 from headstart import shapes
 from headstart.drafters import WEIGHTLESS
-from headstart.policy.shares import Share, about
+from headstart.policy.shares import about
 
 SHIFT, FOLLOW = 0.01, 0.05  # how far one step moves all modes, and its own in about the same company,
 SURE = 6  # and for how many real steps it counts what was measured at load: the first ones move it further
@@ -25,7 +25,6 @@ LITTLE, MOST = 0.2, 3.0  # of what drafts for some should take, the least that a
 WILD = 2.5  # a step that took so many times what was expected tells nothing: a graph was made, or somebody used the machine
 COMPANIES = (1, 2, 4, 8, 16, 32, 64)  # numbers of requests for which steps are timed at load,
 PROMPT = 64  # and tokens of their prompts
-RUSH, CALM = 0.005, 50  # how fast it is forgotten what coming and going takes, by steps; for how many "nothing" counts
 
 
 class Mode(NamedTuple):
@@ -59,8 +58,6 @@ class Periods:
         self._few: dict[Key, float] = {}  # times what is thought of drafts for few of many, as real steps tell
         self._scale = 1.0
         self._met: defaultdict[tuple[Key, int], int] = defaultdict(int)  # real steps, by mode and about which company
-        self._reading: dict[str, dict[int, float]] = {}  # by drafter and company,
-        self._readings: dict[str, list[float]] = {}  # and for 0, 1, ... requests
 
     @property
     def known(self) -> bool:
@@ -80,20 +77,6 @@ class Periods:
         """All of them draft that way."""
         return self._scale * _beyond(self._table[mode], company)
 
-    def put_reading(self, drafter: str, company: int, seconds: float) -> None:
-        """So much longer did it take until a newcomer was one of this company, where this drafter read its prompt."""
-        own = self._reading.setdefault(drafter, {})
-        own[company] = seconds
-        self._readings[drafter] = _line(_rising(own))
-
-    def reading(self, drafter: str, company: int) -> float:
-        table = self._readings.get(drafter, [0.0])
-        return table[min(company, len(table) - 1)]
-
-    def host(self, company: int) -> float:
-        """Most of what reading a short prompt takes is that the device waits for the host."""
-        return max((self.reading(name, company) for name in self._readings), default=0.0)
-
     def extra(self, mode: Mode, count: int, company: int) -> float:
         """Seconds that a step takes longer where so many of the company draft."""
         return self.extras(mode, [count], company)[0]
@@ -110,13 +93,6 @@ class Periods:
             own = own if own > usual else usual
             out.append((own if own > 0.0 else 0.0) * few ** (1 - n / company))
         return out
-
-    def each(self, mode: Mode, company: int) -> float:
-        """Seconds that a step takes longer for each that drafts, at the least."""
-        table, plain = self._table[mode], self._table[None]
-        more = self._scale * (_beyond(table, company) - _beyond(plain, company)) / company
-        few = self._few[mode]
-        return (more if more > 0.0 else 0.0) * (few if few < 1.0 else 1.0)
 
     def step(self, mode: Key, count: int, company: int) -> float:
         """Seconds of a step of this company, of whom so many draft; 0 where nobody knows."""
@@ -156,7 +132,7 @@ class Periods:
     def kept(self) -> dict[str, Any]:
         """All that was measured, as JSON can say it."""
         points = [[*(mode or (None, 0, 0)), {str(n): s for n, s in own.items()}] for mode, own in self._points.items()]
-        return {"points": points, "reading": {name: dict(own) for name, own in self._reading.items()}}
+        return {"points": points}
 
     @classmethod
     def recall(cls, kept: Mapping[str, Any]) -> Periods:
@@ -165,9 +141,6 @@ class Periods:
             mode = Mode(str(drafter), int(nodes), int(depth)) if drafter is not None else None
             for company, seconds in own.items():
                 out.put(mode, int(company), _checked(seconds))
-        for name, own in kept["reading"].items():
-            for company, seconds in own.items():
-                out.put_reading(name, int(company), float(seconds))
         return out
 
     def covers(self, modes: Sequence[Key], companies: Sequence[int]) -> bool:
@@ -178,31 +151,6 @@ class Periods:
         """For people and for the simulator: "plain" and modes, by number of requests."""
         names = {mode: "plain" if mode is None else str(mode) for mode in self._points}
         return {names[mode]: {str(n): self.of(mode, n) for n in own} for mode, own in self._points.items()}
-
-
-class Bustle:
-    """How much longer steps take than between two of their kind: requests come and go, and then the device waits for the host,
-    behind drafts for longer than behind plain steps. For each drafter, and about the same company."""
-
-    def __init__(self) -> None:
-        self._shares: defaultdict[tuple[str | None, int], Share] = defaultdict(lambda: Share(RUSH))
-
-    def add(self, drafter: str | None, company: int, usual: float, seconds: Sequence[float]) -> None:
-        """Steps took so long, where usually one takes `usual`; 0: nobody knows. No drafter: plain ones."""
-        if not seconds or not usual:
-            return
-        most = WILD * usual
-        came = sum([s if s < most else most for s in seconds]) / usual
-        self._shares[drafter, about(company)].add(len(seconds), came, len(seconds))
-
-    def holds_up(self, drafter: str, company: int, guess: float = 1.0) -> float:
-        """How many times longer it takes steps with its drafts than plain ones; `guess`, until both have been seen."""
-        drafts, plain = self._shares[drafter, about(company)], self._shares[None, about(company)]
-        seen = min(drafts.expected, plain.expected)
-        if not seen:
-            return guess
-        more = max(0.0, drafts.came / drafts.expected / (plain.came / plain.expected) - 1)
-        return 1 + (more * seen + (guess - 1) * CALM) / (seen + CALM)
 
 
 def is_wild(seconds: float, usual: float) -> bool:
@@ -227,16 +175,6 @@ def _near(company: int, size: int) -> list[float]:
     """How far what is seen in this company holds for 0, 1, ... requests: hardly for twice as many, or half."""
     company = min(company, size - 1)
     return [0.0, *(max(0.0, 1 - abs(math.log2(n / company))) for n in range(1, size))]
-
-
-def _rising(points: Mapping[int, float]) -> dict[int, float]:
-    """The nearest that never falls: what takes longer for few requests than for many was measured badly for both."""
-    runs: list[list[float]] = []
-    for n in sorted(points):
-        runs.append([points[n]])
-        while len(runs) > 1 and np.mean(runs[-2]) > np.mean(runs[-1]):
-            runs[-2:] = [runs[-2] + runs[-1]]
-    return dict(zip(sorted(points), (float(np.mean(run)) for run in runs for _ in run), strict=True))
 
 
 def _beyond(table: Sequence[float], company: int) -> float:

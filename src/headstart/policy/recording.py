@@ -66,8 +66,8 @@ class Recording:
     def learn(self, times: StepTimes, requests: Sequence[Request], verdicts: Sequence[Verdict]) -> None:
         self.policy.learn(times, requests, verdicts)
 
-    def catch_up(self, coming: Request | None = None) -> None:
-        self.policy.catch_up(coming)
+    def catch_up(self) -> None:
+        self.policy.catch_up()
 
     def release(self, request: Request) -> None:
         self.policy.release(request)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-FORMAT = 6
+FORMAT = 7
 
 
 class Keeps(Protocol):

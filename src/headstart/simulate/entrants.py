@@ -21,7 +21,7 @@ from headstart.policy.ahead import AheadPolicy
 from headstart.policy.costs import ROWS, Costs
 from headstart.policy.fixed import FixedPolicy
 from headstart.policy.goodput import GoodputPolicy
-from headstart.policy.periods import COMPANIES, PROMPT, Mode
+from headstart.policy.periods import COMPANIES, Mode
 from headstart.simulate.answers import DEEPEST, WIDER
 from headstart.simulate.machines import Machine
 from headstart.traffic import KINDS, Trace
@@ -76,7 +76,7 @@ class Entrant:
         if self.kind == "fixed":
             return FixedPolicy(config, choices)
         if self.kind == "ahead" or (self.kind == "auto" and machine.ahead):
-            return _rehearsed(AheadPolicy(config, choices), machine, noise)
+            return rehearsed(AheadPolicy(config, choices), machine, noise)
         policy = GoodputPolicy(config, choices) if self.kind == "goodput" else AdaptivePolicy(config, choices)
         policy.costs = Costs({n: _median(noise, machine.costs.of(n)) for n in ROWS}, machine.costs.reach)
         return policy
@@ -92,13 +92,11 @@ class Noise:
         return seconds * self._rng.lognormvariate(0.0, self._share) if self._share else seconds
 
 
-def _rehearsed(policy: AheadPolicy, machine: Machine, noise: Noise) -> AheadPolicy:
+def rehearsed(policy: AheadPolicy, machine: Machine, noise: Noise) -> AheadPolicy:
     """As steps are timed at load, with requests that are made up."""
     for mode in (None, *policy.modes(sorted({*WEIGHTLESS, *machine.work}))):
         for company in COMPANIES:
             policy.periods.put(mode, company, _median(noise, machine.step(mode, company)))
-    for name, work in machine.reading.items():
-        policy.periods.put_reading(name, 1, _median(noise, work.of(1, PROMPT) + machine.changing))
     for mode in policy.modes([name for name in machine.work if name not in WEIGHTLESS]):
         policy.outcomes.expect(mode, _tried_out(mode))
     return policy

@@ -29,7 +29,7 @@ class Machine:
     reading: Mapping[str, Work] = field(default_factory=dict)
     # of a decision about who drafts, by requests, where the machine drafts before anyone has seen the drafts; None: it does not
     deciding: Work | None = None
-    changing: float = 0.0  # of a step in which requests come or go, where somebody drafts or a head reads
+    changing: float = 0.0  # of a step in which requests come or go, where somebody drafts
 
     @property
     def ahead(self) -> bool:
@@ -78,7 +78,7 @@ def _presets() -> Iterator[Machine]:
         ),
         {"ngram": Work(5e-5, 1e-6), "suffix": Work(3e-5, 2e-5), "eagle3": Work(3e-4, 1.2e-5)},
         around=1.5e-4,
-        reading={"eagle3": Work(4e-4, 2e-7)},
+        reading={"eagle3": Work(3e-5, 5e-8)},
         deciding=Work(2.5e-4, 1.5e-5),
         changing=4e-4,
     )
@@ -100,7 +100,7 @@ def _presets() -> Iterator[Machine]:
         ),
         {"ngram": Work(5e-5, 1e-6), "suffix": Work(3e-4, 4e-5), "eagle3": Work(9.5e-5, 3e-6)},
         around=1.5e-4,
-        reading={"eagle3": Work(1e-4, 2e-7)},
+        reading={"eagle3": Work(2e-5, 4e-8)},
         deciding=Work(3.5e-4, 5e-6),
         changing=1e-4,
     )
@@ -109,7 +109,7 @@ def _presets() -> Iterator[Machine]:
         Costs({1: 0.012, 16: 0.0125, 64: 0.0145, 256: 0.026, 1024: 0.085}, 5e-9),
         {"ngram": Work(5e-5, 1e-6), "suffix": Work(3e-5, 2e-5), "eagle3": Work(9e-4, 4e-6)},
         around=5e-4,
-        reading={"eagle3": Work(5e-4, 2e-6)},
+        reading={"eagle3": Work(5e-5, 3e-7)},
         deciding=Work(2.5e-4, 1.5e-5),
     )
 

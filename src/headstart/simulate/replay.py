@@ -98,9 +98,7 @@ class Replay:
         self._chosen: dict[str, tuple[str, ...]] = {}
         self._names, self._real = names, _real_drafters(trace, names)
         self.policy = entrant.make(lambda r: self._chosen[r.id], machine, self._noise)
-        if isinstance(self.policy, AheadPolicy):
-            self.policy.clock = self._look
-        self._looks = 0  # of the policy at its clock, in this step,
+        self._thoughts = 0  # decisions of this step,
         self._asking: list[Request] = []  # and for whom
         self._resting: set[str] = set()  # requests that heads have left alone: they have to join again
         self._asked: list[Wishes] = []  # what drafters were asked for at first, in this step,
@@ -162,15 +160,16 @@ class Replay:
         ready = plan.ready
         rows, reach = self._rows(plan, list(map(max, map(len, trees), self._blind)))
         target, drafting = self.machine.forward(plan, rows, reach), sum(e.seconds for e in errands)
-        deciding, reading = self._in_sight(plan, self._thought, self._reading(plan), any(map(len, trees)))
-        self._account(drafting + reading, target, deciding, errands)
+        reading = self._reading(plan)
+        deciding, changing = self._in_sight(plan, any(map(len, trees)))
+        self._account(drafting + reading + changing, target, deciding, errands)
         self._left = []
         verdicts = [self._verdict(p.request, t) for p, t in zip(ready, trees, strict=True)]
         self._commit(plan, trees, verdicts)
         produced = len(verdicts) + sum(len(v.accepted) for v in verdicts)
         seen, prefill, sizes = self._measured(errands), plan.num_prefill_tokens, [len(t) for t in trees]
         drafting, target = sum(e.seconds for e in seen), self._noise(target)
-        period = target + drafting + self._noise(self.machine.around) + self._noise(reading) + deciding
+        period = target + drafting + self._noise(self.machine.around) + self._noise(reading + changing) + deciding
         times = StepTimes(
             drafting, target, 0, 0, rows, prefill, period, reach, seen, produced, deciding, self._asked, sizes
         )
@@ -191,7 +190,7 @@ class Replay:
             return
         self._flight = None
         if self._repeats:
-            self.policy.catch_up(self.waiting[0] if self.waiting else None)
+            self.policy.catch_up()
         for request in flight.left:
             self.policy.release(request)
         self.policy.learn(flight.times, flight.requests, flight.verdicts)
@@ -200,15 +199,10 @@ class Replay:
         """What a clock would have shown. Noise troubles the policy alone: what is compared are true times."""
         return tuple(replace(e, seconds=self._noise(e.seconds)) for e in errands)
 
-    def _look(self) -> float:
-        """The clock of a policy that decides beforehand: it looks before each decision and behind it."""
-        self._looks += 1
-        return self.clock + self._thought
-
     @property
     def _thought(self) -> float:
         """Seconds of this step's decisions."""
-        return self._looks // 2 * self.machine.decision(len(self._asking))
+        return self._thoughts * self.machine.decision(len(self._asking))
 
     def _reading(self, plan: Plan) -> float:
         """Seconds in which drafters read prompts: each those of all that come, at once."""
@@ -219,17 +213,16 @@ class Replay:
                 seconds += work.of(any(not p.request.computed for p in read), sum(p.piece for p in read))
         return seconds
 
-    def _in_sight(self, plan: Plan, deciding: float, reading: float, drafts: bool) -> tuple[float, float]:
-        """What of this the device waits for. While a step repeats the last one, it is decided behind the device's back. Where
-        requests come or go, and not all is plain, the host needs longer than the device."""
+    def _in_sight(self, plan: Plan, drafts: bool) -> tuple[float, float]:
+        """Seconds of decisions, and of getting ready, for which the device waits. While a step repeats the last one, it is
+        decided behind the device's back. Where requests come or go, and not all is plain, the host needs longer than the
+        device."""
         before, now = self._before, Before([p.request.id for p in plan.parts], self._asked, drafts)
         self._before = now
         changes = now.there != before.there or plan.num_prefill_tokens > 0
         self._repeats = self.machine.ahead and not changes and now.asked == before.asked
-        if self._repeats:
-            deciding = 0.0
-        busy = drafts or before.drafts or reading > 0
-        return deciding, reading + (self.machine.changing if changes and busy else 0.0)
+        busy = drafts or before.drafts
+        return 0.0 if self._repeats else self._thought, self.machine.changing if changes and busy else 0.0
 
     def _load(self, plan: Plan) -> Load:
         return plan.load(len(self.running), len(self.waiting), self.setting.max_batch_tokens)
@@ -245,7 +238,7 @@ class Replay:
         requests = [p.request for p in plan.ready]
         proposals: list[dict[str, Tree]] = [{} for _ in requests]
         errands: list[Errand] = []
-        self._looks, self._asking = 0, requests
+        self._asking, before = requests, self._decisions
         self._asked = wishes = self._attended(requests, self.policy.ask(requests, proposals, load))
         self._blind = [0] * len(requests)
         while any(wishes):
@@ -254,9 +247,15 @@ class Replay:
                 self._blind = [max((w.nodes for n, w in own.items() if n in ON_DEVICE), default=0) for own in wishes]
             self._propose(plan, wishes, proposals, errands)
             wishes = self.policy.ask(requests, proposals, load)
+        self._thoughts = self._decisions - before
         trees = self.policy.choose(requests, proposals, load)
         sizes = self._fit(plan, [len(t) for t in trees])
         return [tree.prune(t, n, len(t)) for t, n in zip(trees, sizes, strict=True)], errands
+
+    @property
+    def _decisions(self) -> int:
+        """That the policy has taken so far, where they take time."""
+        return self.policy.decisions if isinstance(self.policy, AheadPolicy) else 0
 
     def _attended(self, requests: Sequence[Request], wishes: list[Wishes]) -> list[Wishes]:
         """What drafters hear. Heads leave those alone that the policy says they may. One that is wished for again joins in this

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -29,7 +29,7 @@ from headstart.progress import note
 
 MOST_WIDTH = 64  # nodes of a level, and candidates of a node
 MOST_CANDIDATES = 1024
-LEAST_READ, MOST_READ = 16, 512  # rows of prompts in the smallest and in the largest graph that reads them
+LEAST_READ = 16  # rows that are read apart from the target's forward, at the least
 
 
 def fits(head: Head, growth: Growth) -> bool:
@@ -76,6 +76,21 @@ class Plain:
         return self.head.logits(level, state)
 
 
+@dataclass(frozen=True)
+class PromptReader:
+    """Makes the entries of a head with one layer from what the target computed: a few products, and nobody asks for states."""
+
+    grower: Grower
+    layers: tuple[int, ...]
+
+    def __call__(
+        self, hidden: Mapping[int, torch.Tensor], behind: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor
+    ) -> None:
+        features = torch.cat([hidden[layer] for layer in self.layers], -1)
+        g = self.grower
+        g.fused.remember(features, behind, positions, slots, g.keys[0], g.values[0])
+
+
 class Grower:
     def __init__(
         self,
@@ -93,7 +108,7 @@ class Grower:
         self.head, self.growth, self.limits = head, growth, limits
         weight = next(head.parameters())
         self.device = weight.device
-        self.graphs_allowed = self.reads_by_graph = weight.device.type == "cuda"
+        self.graphs_allowed = weight.device.type == "cuda"
         spec = head.spec
         self.field = Field(
             growth, double_up(lines), len(spec.taps) * spec.hidden_size, weight.dtype, spec.draft_vocab_size, max_len,
@@ -113,8 +128,6 @@ class Grower:
         self._asked: torch.Tensor | None = None  # what `field.numbers` holds
         self._graphs: dict[tuple[int, bool], list[torch.cuda.CUDAGraph]] = {}
         self._out = Ring(4, 1 << 12, self.device)
-        self._told = torch.zeros(4 * MOST_READ, dtype=torch.int32, device=self.device)  # of prompts that are read,
-        self._readings: dict[int, list[torch.cuda.CUDAGraph]] = {}  # by the graph of so many rows
         self._layouts: dict[int, list[Layout]] = {}
         self.own = self  # for the step behind one of its own drafts: it need not read as much
         if growth.reads > growth.depth:
@@ -161,38 +174,22 @@ class Grower:
             self.graphs_allowed = self._record(self._graphs, whole, functools.partial(self._run, padded, begin))
         return self.field.mail[:count]
 
-    def remember(self, hidden: Mapping[int, torch.Tensor], numbers: np.ndarray, fixed: bool = False) -> None:
+    @property
+    def reader(self) -> PromptReader:
+        return PromptReader(self, self.head.spec.taps)
+
+    def remember(self, hidden: Mapping[int, torch.Tensor], numbers: np.ndarray) -> None:
         """Make the entries of rows of which a step left this. `numbers` (4, T): the rows, the tokens behind them, their
-        positions, their slots. `fixed`: steps leave it at the same place every time, so that a graph finds it there."""
+        positions, their slots."""
         count = numbers.shape[1]
         padded = stride_up(max(LEAST_READ, count))
         host, array = self._out.take(4 * padded)
         block = array[: 4 * padded].reshape(4, padded)
         block[:, :count], block[:3, count:], block[3, count:] = numbers, 0, -1
-        if not fixed or not self.reads_by_graph or padded > MOST_READ:
-            told = host[: 4 * padded].to(self.device, non_blocking=True)
-            self._out.mark()
-            return self._remember(hidden, told)
-        told = self._told[: 4 * padded]
-        told.copy_(host[: 4 * padded], non_blocking=True)
+        rows, tokens, positions, slots = host[: 4 * padded].to(self.device, non_blocking=True).view(4, -1)
         self._out.mark()
-        if padded in self._readings:
-            _replay(self._readings[padded])
-        else:
-            run = functools.partial(self._remember, hidden, told)
-            self.reads_by_graph = self._record(self._readings, padded, run)
-
-    def get_ready(self, hidden: Mapping[int, torch.Tensor]) -> None:
-        """Record all graphs that read prompts of which steps leave this, on rows that belong to nobody."""
-        for size in sorted({stride_up(n) for n in range(LEAST_READ, MOST_READ + 1)}):
-            numbers = np.zeros((4, size), np.int64)
-            numbers[3] = -1
-            self.remember(hidden, numbers, fixed=True)
-
-    def _remember(self, hidden: Mapping[int, torch.Tensor], told: torch.Tensor) -> None:
-        rows, tokens, positions, slots = told.view(4, -1)
-        features = kernels.gather([hidden[layer] for layer in self.head.spec.taps], rows)
-        self.fused.remember(features, tokens, positions, slots, self.keys[0], self.values[0])
+        own = {layer: hidden[layer].index_select(0, rows) for layer in self.head.spec.taps}
+        self.reader(own, tokens, positions, slots)
 
     def context(self, batch: Batch) -> PagedContext:
         """For rows of real features, read apart from a draft."""

@@ -371,15 +371,12 @@ def begin(field: Field, step: DeviceStep, taps: list[torch.Tensor], texts: Devic
     gather(taps, field.rows[: count * g.rows], field.features)
 
 
-def gather(taps: list[torch.Tensor], rows: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-    """(T, taps · hidden): these rows (T,) of all taps side by side."""
+def gather(taps: list[torch.Tensor], rows: torch.Tensor, out: torch.Tensor) -> None:
+    """To `out` (T, taps · hidden): these rows (T,) of all taps side by side."""
     size, count = taps[0].shape[1], len(taps)
-    if out is None:
-        out = torch.empty(len(rows), count * size, dtype=taps[0].dtype, device=taps[0].device)
     _gather[(len(rows), triton.cdiv(size, 1024))](
         *taps, *taps[:1] * (MOST_TAPS - count), rows, out, size, count, 1024, num_warps=4
     )
-    return out
 
 
 def top(

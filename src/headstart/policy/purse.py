@@ -1,0 +1,57 @@
+"""What may be lost to plain decoding, and what may be spent on finding out: in plain steps, so that 1% of them is 1%.
+
+All that drafts win and lose against plain steps is booked as it happens. While there is a balance, a draft may be a bet; where
+there is none, it has to be sure, and what is gained has to be more. So what is lost in all is bounded, whatever texts come.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+START, MOST, LEAST = 1.2, 4.0, -2.0  # at first; what is remembered of gains, and of losses
+INCOME = 0.005  # by steps: so much may be lost in the long run
+CURIOUS, CURIOUS_MOST = 4.0, 4.0  # what may be spent at first on what does not seem to be best, and at most
+INTEREST, SHARE = 0.003, 0.02  # its income, by steps and of what is won
+SPARE = 0.3  # that may be lost with what should pay, though there is nothing left
+GAIN, CAUTION = (
+    0.02,
+    0.01,
+)  # drafts should bring so much more than plain steps; with each plain step lost, that much more
+HOPE = 2.0  # deviations above what is likely that are thought possible, where there is a balance
+
+
+@dataclass
+class Purse:
+    balance: float = field(default_factory=lambda: START)
+    curiosity: float = field(default_factory=lambda: CURIOUS)
+
+    def earn(self, steps: int) -> None:
+        """So many are over."""
+        self.balance = min(MOST, self.balance + INCOME * steps)
+        self.curiosity = min(CURIOUS_MOST, self.curiosity + INTEREST * steps)
+
+    def book(self, won: float) -> None:
+        """Beyond what plain steps would have brought in the time; below 0: lost."""
+        self.balance = max(LEAST, min(MOST, self.balance + won))
+        self.curiosity = min(CURIOUS_MOST, self.curiosity + SHARE * max(0.0, won))
+
+    @property
+    def least(self) -> float:
+        """Times what plain steps bring, that drafts have to."""
+        return 1 + GAIN + CAUTION * max(0.0, -self.balance)
+
+    @property
+    def hope(self) -> float:
+        """How many deviations above what is likely something may be thought to be."""
+        return HOPE * max(0.0, min(1.0, self.balance))
+
+    def bears(self, loss: float) -> bool:
+        """With what should pay."""
+        return loss <= max(SPARE, self.balance)
+
+    def buys(self, price: float, loss: float) -> bool:
+        """What does not seem to be best: it costs so much, and may lose so much to plain steps. Then it is paid."""
+        if price > self.curiosity or loss > self.balance:
+            return False
+        self.curiosity -= price
+        return True
