@@ -158,9 +158,11 @@ def no_kernels(costs: str) -> Iterator[Device]:
     from triton.runtime.jit import JITFunction
 
     from headstart.models.heads.grower import Grower
+    from headstart.models.kernels import ahead
     from headstart.models.texts import Texts
 
     kept = JITFunction.run, Grower.grow, Texts.read, Texts.sit, Grower.remember
+    looks = ahead.lookup
 
     def grow(self: Grower, step: DeviceStep, texts: Any, numbers: torch.Tensor, count: int) -> torch.Tensor:
         if numbers is not self._asked:
@@ -176,8 +178,6 @@ def no_kernels(costs: str) -> Iterator[Device]:
 
     def read(self: Texts, numbers: torch.Tensor) -> Any:
         event, told = Event(device.busy_until), numbers.numpy().copy()
-        if not told[:, 0].any():
-            told[:, 0] = told.shape[1] - 1  # of n-grams
 
         def wait() -> np.ndarray:
             event.synchronize()
@@ -192,13 +192,18 @@ def no_kernels(costs: str) -> Iterator[Device]:
             self.kinds[seat] = sitter.tokens[0]  # type: ignore[attr-defined]
         return seats
 
+    def lookup(texts: Any, seats: torch.Tensor, shortest: int, longest: int, most: int) -> torch.Tensor:
+        return torch.tensor([[most] + [0] * most] * len(seats), dtype=torch.int32)  # whether they are right is told later
+
     JITFunction.run = lambda self, *args, **kwargs: None  # type: ignore[method-assign]
     Grower.grow, Texts.read, Texts.sit, Texts.kinds = grow, read, sit, {}  # type: ignore[method-assign, attr-defined]
     Grower.remember = lambda self, hidden, numbers: None  # type: ignore[method-assign]
+    ahead.lookup = lookup
     try:
         yield device
     finally:
         JITFunction.run, Grower.grow, Texts.read, Texts.sit, Grower.remember = kept  # type: ignore[method-assign]
+        ahead.lookup = looks
 
 
 def model() -> Any:
