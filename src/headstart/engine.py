@@ -360,22 +360,27 @@ class Engine:
 
     def _wait_for(self, flight: Flight, landing: Landing, following: Clock | None) -> None:
         """For the device. If it is still at work, it has waited for nothing that the policy did since it got this step.
-        Meanwhile the policy learns. If this step ends before that, and the device has the next one already, that one shows
-        whether it waited for this."""
-        began, busy = time.perf_counter(), not landing.has_landed
-        if busy:
+        Meanwhile the policy learns, for as long as the device is seen at work. What it does behind that counts; where the
+        device has the next step already, that one shows whether it waited for this."""
+        began = seen = time.perf_counter()
+
+        def busy() -> bool:
+            nonlocal seen
+            at_work = not landing.has_landed
+            seen = time.perf_counter() if at_work else seen
+            return at_work
+
+        if watched := busy():
             self._hide(flight, following)
-            self.policy.catch_up()
-        learning = time.perf_counter() - began if busy else 0.0
-        late = busy and landing.has_landed
+            self.policy.catch_up(busy)
+        learning = time.perf_counter() - began if watched else 0.0
+        late = time.perf_counter() - seen if watched and not busy() else 0.0
         landing.verdicts()
         self._landed = flight.clock.lap("target", since=self._landed)
-        if not late:
-            self.aside += learning
-            return
-        flight.clock.move(learning, "target", "host" if flight.followed else "policy")
+        self.aside += max(0.0, learning - late)
+        flight.clock.move(late, "target", "host" if flight.followed else "policy")
         if flight.followed:
-            self._in_doubt = learning
+            self._in_doubt = late
 
     def _hide(self, flight: Flight, following: Clock | None) -> None:
         """What the policy did while the device was at work is not counted."""

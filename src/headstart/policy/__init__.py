@@ -118,7 +118,7 @@ class Policy(Protocol):
         """What the step cost and brought."""
         ...
 
-    def catch_up(self) -> None:
+    def catch_up(self, busy: Callable[[], bool]) -> None:
         """The device is at work, and the host would wait for it: time to learn from what was put aside, and to decide what is
         due."""
         ...

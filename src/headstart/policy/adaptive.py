@@ -12,7 +12,7 @@ asking in vain takes at most a small share of the time.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -555,7 +555,7 @@ class AdaptivePolicy:
         right = self.beliefs.first(name)
         return Tried(book.asked, book.proposed, book.verified, right, 1e3 * own, max(0.0, rate * (row + own)))
 
-    def catch_up(self, coming: Request | None = None) -> None:
+    def catch_up(self, busy: Callable[[], bool]) -> None:
         """Nothing was put aside for later: where it decides, the host is the device."""
 
     def release(self, request: Request) -> None:

@@ -14,9 +14,11 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from headstart import sampling
 from headstart.config import HEADS, SpeculativeConfig
@@ -24,18 +26,19 @@ from headstart.core import Request, Tree, Verdict
 from headstart.policy import Choices, Load, Proposals, StepTimes, Wish, Wishes
 from headstart.policy.explain import Explanation, Tried
 from headstart.policy.fixed import FixedPolicy
-from headstart.policy.outcomes import NOTHING, Guest, Outcomes, Tally
+from headstart.policy.guests import NOTHING, Guest, Tally
+from headstart.policy.outcomes import Outcomes
 from headstart.policy.periods import Mode, Periods, is_wild, modes_of
 from headstart.policy.purse import Purse
 from headstart.policy.shares import Share, heat_of
 
-EVERY = 16  # steps for which a decision holds, at most,
+EVERY, LONGEST = 16, 32  # steps for which a decision holds, at most; and one to wait until the purse bears something
 UNDER_WAY = 2  # how many still run as before, since it is taken while the device is at work,
-SOON = 4  # and after how many it is thought about anew where requests are new
-PATIENCE, HASTE = 32, 2  # steps for which what is due may wait for such a time; and where something is tried, or loses
+PATIENCE, HASTE = 32, 4  # steps for which what is due may wait for such a time; and where something is tried, or loses
 LEARNS, PRIOR = 0.4, 8  # it holds until so much more is known of these drafts, where so many are known beforehand,
 ENOUGH = 0.7  # or until so many plain steps are lost
 LOW = 2.0  # deviations below what is likely, that drafts may turn out to be
+FAR = 1.25  # times as many, or as few, as when it was decided: it is decided anew
 STAY = 1.03  # times what a draft should bring counts for those that draft so already: to begin and to end takes time
 BETTER = 1.01  # times as fast has to be what is tried, if it is as good as hoped
 TRIED, TRIAL = 6, 3  # drafts that tell enough of a trial, and steps it takes at most; a head joins in the first
@@ -47,7 +50,7 @@ WIDEST = 64  # nodes of a draft, so that more room is all the same
 HOST_MOST = 4  # requests up to which a drafter on the host is thought about: it makes the device wait for each of them
 SOLE = ("ngram", "suffix", "draft_model")  # those that need no reading along
 ON_DEVICE = ("ngram", *HEADS)
-Able = Mapping[int, Sequence[str]]  # the numbers of requests, and the drafters that may serve them
+Able = Mapping[int, tuple[str, ...]]  # the numbers of requests, and the drafters that may serve them
 Kind = tuple[Mode | None, int, int]  # of a step: how requests draft, how many of them, and of how many
 
 
@@ -57,6 +60,45 @@ class Way(NamedTuple):
     speed: float  # tokens per second
     mode: Mode
     who: list[int]
+    row: int  # of the mode, in an outlook
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What was decided."""
+
+    chosen: Mapping[int, Mode]  # who drafts
+    way: Mode | None = None  # the mode that pays, if one does: others of `chosen` are tried
+    speed: float = 0.0  # tokens per second with it
+    risk: float = 0.0  # plain steps that it may lose
+    due: int = EVERY  # steps until the next decision,
+    patience: int = PATIENCE  # and for how many that may wait for a time when the device is at work
+    saves: bool = False  # something should pay, but the purse does not bear it yet
+
+
+class Outlook:
+    """What drafts may bring a company: by modes, and requests."""
+
+    def __init__(self, outcomes: Outcomes, guests: Sequence[Guest], able: Able, modes: Sequence[Mode]) -> None:
+        self.guests, self.modes = guests, modes
+        self._foreseen = outcomes.foresee(guests, modes)
+        names = [able.get(i, ()) for i in range(len(guests))]
+        columns = {own: [m.drafter in own for m in modes] for own in set(names)}
+        rows = {mode: k for k, mode in enumerate(modes)}
+        drafting = np.array([rows.get(g.mode, -1) if g.mode is not None else -1 for g in guests])
+        self.may = np.array([columns[own] for own in names]).T
+        self.stays = np.arange(len(modes))[:, None] == drafting
+
+    @functools.cached_property
+    def likely(self) -> np.ndarray:
+        return self._foreseen.likely()
+
+    @functools.cached_property
+    def low(self) -> np.ndarray:
+        return self._foreseen.low(LOW)
+
+    def hoped(self, deviations: float) -> np.ndarray:
+        return self._foreseen.hoped(deviations)
 
 
 @dataclass
@@ -94,6 +136,7 @@ class AheadPolicy:
         self._undigested = 0  # steps since what drafts brought was taken in
         self._lost = 0.0  # plain steps, since the last decision,
         self._risk = 0.0  # and those that what was decided on may lose
+        self._thinking: Iterator[None] | None = None  # a decision that is not taken yet
         self._company = 0  # at the last decision
         self._asked: Sequence[Request] = ()  # the last that were asked about,
         self._answers: list[Wishes] = []  # and what was wished for them,
@@ -142,7 +185,7 @@ class AheadPolicy:
         if guest is None:
             how = request.speculation.verification or self.config.verification
             welcome = sampling.can_ask(request) and (how != "rejection" or request.params.greedy)
-            guest = self._guests[request.id] = Guest(heat_of(request), welcome)
+            guest = self._guests[request.id] = Guest(heat_of(request), welcome, self.outcomes.owns.sit())
             self.outcomes.came += 1
         return guest
 
@@ -183,22 +226,28 @@ class AheadPolicy:
             return [{} for _ in requests]
         if not requests:
             return []
-        self._load, decided, self._decided = load, self._decided, False
+        self._load, decided = load, self._decided
         if self._is_overdue or (self.rehearses and requests != self._asked):
-            self._think(requests)
+            self._finish(requests)
         elif requests == self._asked and not decided:
             return self._answers
-        else:
-            self._settle_in(requests, load)
+        self._settle_in(requests, load)
+        self._decided = False
         self._asked, self._answers = list(requests), [self._guest(r).wishes for r in requests]
         self._drafts = any(self._answers)
         return self._answers
+
+    def _finish(self, requests: Sequence[Request]) -> None:
+        """There was no time for it while the device was at work."""
+        for _ in self._thinking or self._think(requests):
+            pass
+        self._thinking = None
 
     def _settle_in(self, requests: Sequence[Request], load: Load) -> None:
         """Newcomers draft as the others do, where that pays for one more, until it is decided for them."""
         new = [r for r in requests if not self._guest(r).decided]
         few, many = sorted((len(requests), self._company))
-        if many > 2 * few:
+        if FAR * few < many:
             self._due = min(self._due, self._steps)
         if not new or load.room <= 0:
             return
@@ -212,7 +261,6 @@ class AheadPolicy:
                 count += 1
             else:
                 self._set(guest, None, nodes)
-        self._due = min(self._due, self._steps + SOON)
 
     def _pays_for_one_more(self, mode: Mode, heat: int, count: int, company: int) -> bool:
         before, with_it = self.periods.extras(mode, [max(1, count), count + 1], company)
@@ -235,97 +283,110 @@ class AheadPolicy:
         guest.wishes = self._wishes[mode]
 
     # ------------------------------------------------------------------ deciding
-    def _think(self, requests: Sequence[Request]) -> None:
-        """Who drafts in the next steps, and how."""
+    def _think(self, requests: Sequence[Request]) -> Iterator[None]:
+        """Who drafts in the next steps, and how; in pieces, none of which takes long."""
         self._digest()
+        yield
         if self._load.room <= 0 and not self.rehearses:
             return  # prompts fill the step: who drafts, is decided later
         guests, most, load = [self._guest(r) for r in requests], self.fixed.most(requests, self._load), self._load
-        able = {i: self.choices(r) for i, r in enumerate(requests) if most[i] and guests[i].welcome}
-        self.decisions += 1
-        steps, self._steps, self._due, self._patience = self._steps, 0, EVERY, PATIENCE
-        self._lost, self._company = 0.0, len(requests)
+        able = {i: tuple(self.choices(r)) for i, r in enumerate(requests) if most[i] and guests[i].welcome}
         if self.rehearses:
             ways = {i: [m for m in self.ordered if m.drafter in names] for i, names in able.items()}
-            chosen = {i: own[0] for i, own in ways.items() if own}
+            plan = Plan({i: own[0] for i, own in ways.items() if own})
         else:
             room = load.room + load.num_prefill_tokens // len(requests)  # as it will be when prompts are over
-            chosen = self._choose(guests, able, room)
+            plan = yield from self._choose(guests, able, room)
+        yield
+        self.decisions += 1
+        self.outcomes.rest([guest for i, guest in enumerate(guests) if i not in plan.chosen], self._steps)
+        self._way, self._risk, self._due, self._patience = plan.way, plan.risk, plan.due, plan.patience
+        self._steps, self._lost, self._company = 0, 0.0, len(requests)
+        before = [guest.wishes for guest in guests]
         for i, guest in enumerate(guests):
-            self._set(guest, chosen.get(i), most[i])
-        self.outcomes.rest([guest for guest in guests if guest.mode is None], steps)
+            self._set(guest, plan.chosen.get(i), most[i])
+        self._decided = before != [guest.wishes for guest in guests]
 
-    def _choose(self, guests: Sequence[Guest], able: Able, room: int) -> dict[int, Mode]:
+    def _choose(self, guests: Sequence[Guest], able: Able, room: int) -> Generator[None, None, Plan]:
         """What makes most tokens per second, if it is not too much of a bet. And what might make more, if that can be found
         out: then it is tried, for as many as the purse allows, beside the others."""
-        if len(guests) > HOST_MOST:
-            able = {i: [n for n in names if n in ON_DEVICE] for i, names in able.items()}
-        modes = self._known_modes(sorted(set().union(*able.values())))
-        modes = [m for m in modes if m.nodes <= min(room, WIDEST)]
-        plain = len(guests) / self.periods.of(None, len(guests))
-        used = self._best(guests, able, modes, self.purse.least * plain)
-        speed, self._way = (used.speed, used.mode) if used is not None else (plain, None)
-        chosen = dict.fromkeys(used.who, used.mode) if used is not None else {}
-        others = [m for m in modes if self._way is None or m.drafter != self._way.drafter]
-        if self.purse.hope:
-            least = BETTER * max(speed, self.purse.least * plain)
-            for way in self._ways_to(guests, able, others, least, self.purse.hope):
-                if tried := self._buy(way, guests, speed / plain):
-                    self._due, self._patience = steps_of(len(tried)), 1
-                    return chosen | dict.fromkeys(tried, way.mode)
-        return chosen
+        company = len(guests)
+        modes = self._known_modes(sorted({name for names in able.values() for name in names}))
+        modes = [m for m in modes if m.nodes <= min(room, WIDEST) and (company <= HOST_MOST or m.drafter in ON_DEVICE)]
+        if not modes:
+            return Plan({})
+        outlook, plain = Outlook(self.outcomes, guests, able, modes), company / self.periods.of(None, company)
+        yield
+        worths = np.where(outlook.stays, STAY, 1.0) * outlook.likely
+        yield
+        ways = self._ways_to(outlook, worths, self.purse.least * plain)
+        yield
+        plan = self._best(outlook, ways)
+        if plan.saves or not self.purse.hope:
+            return plan
+        yield
+        worths = outlook.hoped(self.purse.hope)
+        yield
+        least = BETTER * max(plan.speed, self.purse.least * plain)
+        waits = float(LONGEST)
+        for way in self._ways_to(outlook, worths, least):
+            if plan.way is not None and way.mode.drafter == plan.way.drafter:
+                continue
+            tried, wait = self._buy(way, outlook, max(1.0, plan.speed / plain), plan.risk)
+            if tried:
+                chosen = {**plan.chosen, **dict.fromkeys(tried, way.mode)}
+                return replace(plan, chosen=chosen, due=steps_of(len(tried)), patience=HASTE)
+            waits = min(waits, wait)
+        return plan if plan.chosen else replace(plan, due=max(EVERY, int(waits)))
 
-    def _best(self, guests: Sequence[Guest], able: Able, modes: Sequence[Mode], least: float) -> Way | None:
+    def _best(self, outlook: Outlook, ways: Sequence[Way]) -> Plan:
         """The fastest that the purse bears. It holds until clearly more is known of these drafts."""
-        for way in self._ways_to(guests, able, modes, least):
-            known = PRIOR + sum([guests[i].of(way.mode.drafter).drafts for i in way.who])
+        company, waits = len(outlook.guests), float(LONGEST)
+        for way in ways:
+            seats = np.array([outlook.guests[i].seat for i in way.who])
+            known = PRIOR + self.outcomes.owns.drafts(way.mode.drafter, seats).sum()
             holds = max(2, min(EVERY, int(LEARNS * known / len(way.who))))
-            low = sum(self.outcomes.worths([guests[i] for i in way.who], way.mode, -LOW))
+            low = float(outlook.low[way.row, way.who].sum())
             steps = holds if way.mode == self._way else holds + UNDER_WAY
-            self._risk = max(0.0, steps * (self._takes(way.mode, len(way.who), len(guests)) - low / len(guests)))
-            if self.purse.bears(self._risk):
-                self._due, self._patience = holds, PATIENCE if holds == EVERY else HASTE
-                return way
-        self._risk = 0.0
-        return None
+            risk = max(0.0, steps * (self._takes(way.mode, len(way.who), company) - low / company))
+            if self.purse.bears(risk):
+                patience = PATIENCE if holds == EVERY else HASTE
+                return Plan(dict.fromkeys(way.who, way.mode), way.mode, way.speed, risk, holds, patience)
+            waits = min(waits, self.purse.waits(0.0, risk))
+        return Plan({}, saves=bool(ways), due=max(EVERY, int(waits)))
 
-    def _buy(self, way: Way, guests: Sequence[Guest], gain: float) -> list[int]:
-        """For how many the purse allows a trial, where the company else brings `gain` times what plain steps do."""
-        some, company = [guests[i] for i in way.who], len(guests)
-        worths = (self.outcomes.worths(some, way.mode, deviations) for deviations in (0.0, -LOW))
-        likely, low = ([*itertools.accumulate(own, initial=0.0)] for own in worths)
-        count = len(some)
+    def _buy(self, way: Way, outlook: Outlook, gain: float, risk: float) -> tuple[list[int], float]:
+        """For whom the purse allows a trial, where the company else brings `gain` times what plain steps do, and may lose so
+        much; or how many steps it takes until it allows one."""
+        company, count, waits = len(outlook.guests), len(way.who), float(LONGEST)
+        likely, low = (own[way.row, way.who].cumsum() for own in (outlook.likely, outlook.low))
         while count:
             steps, takes = steps_of(count), self._takes(way.mode, count, company)
-            price = max(VAIN * takes, (1 + takes) * gain - 1 - likely[count] / company)
-            loss = max(VAIN * takes, takes - low[count] / company)
-            if self.purse.buys(steps * price, (steps + UNDER_WAY) * loss + self._risk):
-                return way.who[:count]
+            price = max(VAIN * takes, (1 + takes) * gain - 1 - float(likely[count - 1]) / company)
+            loss = max(VAIN * takes, takes - float(low[count - 1]) / company)
+            if self.purse.buys(steps * price, (steps + UNDER_WAY) * loss + risk):
+                return way.who[:count], 0.0
+            waits = min(waits, self.purse.waits(steps * price, (steps + UNDER_WAY) * loss + risk))
             count //= 2
-        return []
+        return [], waits
 
-    def _ways_to(
-        self, guests: Sequence[Guest], able: Able, modes: Iterable[Mode], least: float, deviations: float = 0.0
-    ) -> list[Way]:
-        """The best ones with each of these modes that are faster than that, the fastest first."""
-        found = []
-        for mode in modes:
-            own = [i for i, names in able.items() if mode.drafter in names]
-            worths = self.outcomes.worths([guests[i] for i in own], mode, deviations)
-            worths = [w * STAY if guests[i].mode == mode else w for i, w in zip(own, worths, strict=True)]
-            way = self._speed(mode, own, worths, len(guests))
-            found += [way] if way.speed > least else []
+    def _ways_to(self, outlook: Outlook, worths: np.ndarray, least: float) -> list[Way]:
+        """The best ones with each mode that are faster than that, the fastest first: for whom it brings most."""
+        company = len(outlook.guests)
+        worths = np.where(outlook.may, worths, -np.inf)
+        order = np.argsort(-worths, axis=1)
+        tokens = company + np.take_along_axis(worths, order, axis=1).cumsum(axis=1)
+        counts, plain = _counts(company), self.periods.of(None, company)
+        extras = np.array([self.periods.extras(mode, counts, company) for mode in outlook.modes])
+        speeds = tokens[:, [n - 1 for n in counts]] / (plain + extras)
+        found = [
+            Way(speed, mode, order[row, : counts[best]].tolist(), row)
+            for row, (mode, speed, best) in enumerate(
+                zip(outlook.modes, speeds.max(1).tolist(), speeds.argmax(1).tolist(), strict=True)
+            )
+            if speed > least
+        ]
         return sorted(found, key=lambda way: -way.speed)
-
-    def _speed(self, mode: Mode, own: Sequence[int], worths: Sequence[float], company: int) -> Way:
-        """For which of these it should draft, so that most tokens come: those whom it brings most."""
-        order = sorted(range(len(own)), key=worths.__getitem__, reverse=True)
-        tokens = list(itertools.accumulate((worths[k] for k in order), initial=float(company)))
-        counts, plain = _counts(len(order)), self.periods.of(None, company)
-        extras = self.periods.extras(mode, counts, company)
-        speeds = [tokens[n] / (plain + extra) for n, extra in zip(counts, extras, strict=True)]
-        most = max(speeds)
-        return Way(most, mode, [own[k] for k in order[: counts[speeds.index(most)]]])
 
     def _takes(self, mode: Mode, count: int, company: int) -> float:
         """Plain steps that a step takes longer."""
@@ -363,16 +424,19 @@ class AheadPolicy:
         if len(self._unread) >= PATIENCE:
             self._read()
 
-    def catch_up(self) -> None:
-        """What is due is decided now: it shows in a step or two, and nobody waits for it."""
+    def catch_up(self, busy: Callable[[], bool]) -> None:
+        """What is due is decided now, piece by piece while the device is at work: it shows in a few steps, and nobody waits."""
         if len(self._unread) >= (FEW if self._drafts else MANY):
             self._read()
-        due = self._steps >= self._due and not self._decided and not self.rehearses and self._load.room > 0
-        if not due or not self._ran or any(r.finish_reason is not None for r in self._ran):
-            return
-        before = [self._guest(r).wishes for r in self._ran]
-        self._think(self._ran)
-        self._decided = before != [self._guest(r).wishes for r in self._ran]
+        if self._thinking is None:
+            due = self._steps >= self._due and not self._decided and not self.rehearses and self._load.room > 0
+            if not due or not self._ran or any(r.finish_reason is not None for r in self._ran):
+                return
+            self._thinking = self._think(self._ran)
+        for _ in self._thinking:
+            if not busy():
+                return
+        self._thinking = None
         self._due += UNDER_WAY if self._decided else 0
 
     def release(self, request: Request) -> None:
@@ -381,8 +445,10 @@ class AheadPolicy:
     def _digest(self) -> None:
         """All that is known of the last steps counts from now on."""
         self._read()
-        self.outcomes.digest(itertools.chain(self._guests.values(), self._gone), self._ways, self._undigested)
+        self.outcomes.digest([*self._guests.values(), *self._gone], self._ways, self._undigested)
         self._undigested = 0
+        for guest in self._gone:
+            self.outcomes.owns.leave(guest.seat)
         self._gone.clear()
         self._promising.clear()
         for (mode, count, company), (steps, seconds) in self._told.items():
@@ -395,7 +461,7 @@ class AheadPolicy:
         for event in unread:
             if not isinstance(event, Request):
                 self._read_step(*event)
-            elif (guest := self._guests.pop(event.id, None)) is not None and guest.logs:
+            elif (guest := self._guests.pop(event.id, None)) is not None:
                 self._gone.append(guest)
 
     def _read_step(self, times: StepTimes, requests: Sequence[Request], brought: Sequence[int] | None) -> None:

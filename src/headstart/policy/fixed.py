@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from headstart.config import SpeculativeConfig
 from headstart.core import Request, Tree, Verdict
@@ -67,7 +67,7 @@ class FixedPolicy:
     def learn(self, times: StepTimes, requests: Sequence[Request], verdicts: Sequence[Verdict]) -> None:
         """Fixed means fixed."""
 
-    def catch_up(self) -> None:
+    def catch_up(self, busy: Callable[[], bool]) -> None:
         """Nothing was put aside."""
 
     def release(self, request: Request) -> None:

@@ -9,19 +9,18 @@ Steps only write these counts down (`Guest.logs`); they are digested when someth
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from headstart.drafters import WEIGHTLESS
-from headstart.policy import Wishes
+import numpy as np
+
+from headstart.policy.guests import NOTHING, SUREST, Guest, Owns, Tally
 from headstart.policy.periods import Mode
 
 FIRST = {"ngram": (0.15, 0.65), "suffix": (0.15, 0.65), "draft_model": (0.62, 0.68)}  # until some have been seen,
 HEAD = (0.6, 0.65)  # and those of heads
 COOL = (1.0, 0.95, 0.85, 0.7, 0.3)  # how much less likely they are, by heat, until some have been seen
-DEEPEST = 8  # tokens of a draft
-SUREST = 0.98  # that a token is thought to be right
 WIDER = 1.35  # tries for each token that a tree is worth, where a chain has one, until both have been tried out,
 NARROWEST, WIDEST = 1.0, 2.5  # and what that may be
 HARDER = 0.85  # times as likely is each token right as it was when that was tried out: real texts may be harder
@@ -30,35 +29,29 @@ USUAL_PRIOR, KEPT = 6.0, 60.0  # and for how many tries the first guess counts; 
 FADES = 0.01  # how fast it is forgotten what they brought lately, by steps with drafts,
 RETURNS = 0.04  # and by requests that come: these may have other texts
 PRIOR = 8.0  # tries that what is usual counts for
-OWN_PRIOR, COPIES_PRIOR = 4.0, 1.5  # and that "it is like the others" does, of one request: copies are all or nothing
-OWN_FADES, COPIES_FADE = 0.04, 0.12  # how fast its own past is forgotten, by drafts: what is copied ends all at once
-RELIEF = 0.998  # what is left of that after a step in which it has no draft
 SPEAKS = 32  # drafts of a request that speak for all: later ones are of those that it paid for
 TRUST, TRUST_FADES = 10.0, 0.002  # drafts for which requests are taken to differ as they seem to; how fast that fades
 MODEL, MODEL_FADES = 200.0, 0.003  # tokens for which what follows for a mode is taken as it is; how fast that fades
 NEW = 6  # drafts of a way to draft, of which fewer tell nothing
-Tally = list[int]  # how many drafts brought 0, 1, ... tokens
-NOTHING: Tally = [0] * (DEEPEST + 1)
+Number = Any  # one, or an array of them
 
 
 class Chances(NamedTuple):
-    """That the first token of a draft is right, and that a later one is where those before it are."""
+    """That the first token of a draft is right, and that a later one is where those before it are: below 1; or arrays."""
 
-    first: float
-    later: float
+    first: Number
+    later: Number
 
-    def tokens(self, depth: int) -> float:
+    def tokens(self, depth: Number) -> Number:
         """That a draft brings."""
-        return self.first * (1 - self.later**depth) / (1 - self.later) if self.later < 1 else self.first * depth
+        return self.first * (1 - self.later**depth) / (1 - self.later)
 
     def tried(self, times: float) -> Chances:
         """Where each token is tried so many times instead of once."""
         return self if times == 1 else Chances(1 - (1 - self.first) ** times, 1 - (1 - self.later) ** times)
 
-    def at(self, odds: float) -> Chances:
+    def at(self, odds: Number) -> Chances:
         """Where both are so many times as likely, in odds."""
-        if odds == 1:
-            return self
         first, later = odds * self.first, odds * self.later
         return Chances(first / (1 - self.first + first), later / (1 - self.later + later))
 
@@ -67,26 +60,24 @@ class Chances(NamedTuple):
 
 
 class Tries(NamedTuple):
-    """Of first tokens and of later ones: how often they were tried, and right."""
+    """Of first tokens and of later ones: how often they were tried, and right; or arrays."""
 
-    first: float
-    first_right: float
-    later: float
-    later_right: float
+    first: Number
+    first_right: Number
+    later: Number
+    later_right: Number
 
     @staticmethod
     def of(tally: Tally, depth: int) -> Tries:
-        drafts = sum(tally)
-        reached = first_right = drafts - tally[0]
-        later = later_right = 0
-        for brought in tally[1:depth]:
-            later += reached
-            reached -= brought
-            later_right += reached
-        return Tries(drafts, first_right, later, later_right)
+        return Tries(*(float(n[0]) for n in Tries.each([tally], depth)))
+
+    @staticmethod
+    def each(tallies: Sequence[Tally], depth: int) -> Tries:
+        reached = np.array(tallies)[:, ::-1].cumsum(1)[:, ::-1]  # drafts that brought so many tokens, or more
+        return Tries(reached[:, 0], reached[:, 1], reached[:, 1:depth].sum(1), reached[:, 2 : depth + 1].sum(1))
 
     @property
-    def right(self) -> float:
+    def right(self) -> Number:
         return self.first_right + self.later_right
 
     def chances(self, thought: Chances, prior: float) -> Chances:
@@ -147,43 +138,6 @@ class Record:
 
 
 @dataclass
-class Own:
-    """What one request is to one drafter: of so many tokens that were tried, how many should have been right, and were."""
-
-    prior: float
-    fades: float
-    tried: float = 0.0
-    expected: float = 0.0
-    right: float = 0.0
-    drafts: int = 0  # in all
-
-    @staticmethod
-    def of(drafter: str) -> Own:
-        return Own(COPIES_PRIOR, COPIES_FADE) if drafter in WEIGHTLESS else Own(OWN_PRIOR, OWN_FADES)
-
-    def odds(self, usual: float, deviations: float = 0.0) -> float:
-        """Times those of the others, where their first tokens are right so often; so many deviations above what is likely."""
-        if not self.tried and not deviations:
-            return 1.0
-        chance = min(0.995, max(0.005, self.expected / self.tried if self.tried else usual))
-        seen = self.tried + self.prior
-        own = (self.right + self.prior * chance) / seen
-        own = min(SUREST, own + deviations * _deviation(own, seen))
-        return own * (1 - chance) / ((1 - own) * chance)
-
-    def add(self, tries: Tries, usual: Chances) -> None:
-        """`usual`: as was to be expected of the others."""
-        self.fade((1 - self.fades) ** tries.first)
-        self.tried += tries.first + tries.later
-        self.expected += tries.first * usual.first + tries.later * usual.later
-        self.right += tries.right
-        self.drafts += int(tries.first)
-
-    def fade(self, left: float) -> None:
-        self.tried, self.expected, self.right = left * self.tried, left * self.expected, left * self.right
-
-
-@dataclass
 class Trust:
     """How far requests go on to differ from the others as they did: a regression of what drafts brought, beyond what they
     bring in general, on what was thought of that. Whoever picks the best of many guesses picks lucky ones, too."""
@@ -191,37 +145,14 @@ class Trust:
     thought: float = TRUST
     came: float = TRUST
 
-    def add(self, thought: float, came: float, drafts: float) -> None:
-        left = (1 - TRUST_FADES) ** drafts
-        self.thought = left * self.thought + drafts * thought * thought
-        self.came = left * self.came + drafts * thought * came
+    def add(self, thought: np.ndarray, came: np.ndarray, drafts: np.ndarray) -> None:
+        """Of each that had drafts: tokens of one of them, beyond those in general."""
+        left = (1 - TRUST_FADES) ** drafts.sum()
+        self.thought = float(left * self.thought + drafts @ (thought * thought))
+        self.came = float(left * self.came + drafts @ (thought * came))
 
     def value(self) -> float:
         return min(1.0, max(0.0, self.came / self.thought))
-
-
-@dataclass(eq=False)
-class Guest:
-    """One request, as a policy knows it."""
-
-    heat: int  # see `heat_of`
-    welcome: bool  # to drafts
-    owns: dict[str, Own] = field(default_factory=dict)  # by drafter
-    logs: dict[int, Tally] = field(default_factory=dict)  # what drafts brought that nobody digested yet, by their way
-    mode: Mode | None = None  # how it drafts now,
-    wishes: Wishes = field(default_factory=dict)  # as drafters are told
-    decided: bool = False  # whether anybody has thought about it
-
-    def of(self, drafter: str) -> Own:
-        if drafter not in self.owns:
-            self.owns[drafter] = Own.of(drafter)
-        return self.owns[drafter]
-
-    def log(self, way: int) -> Tally:
-        """Where it is written down what its drafts bring."""
-        if way not in self.logs:
-            self.logs[way] = NOTHING.copy()
-        return self.logs[way]
 
 
 class Outcomes:
@@ -233,6 +164,7 @@ class Outcomes:
         self._tried: dict[tuple[str, bool], Chances] = {}  # out, by whether drafts branched
         self._trust: dict[str, Trust] = {}
         self._models: dict[Mode, list[float]] = {}  # tokens that were to come with a mode, and came
+        self.owns = Owns()
         self.came = 0  # requests, so far
 
     # ------------------------------------------------------------------ kept
@@ -250,7 +182,8 @@ class Outcomes:
             first, later = (float(c) for c in own["chances"])
             if not (0 <= first <= 1 and 0 <= later <= 1):
                 raise ValueError("no chances")
-            out._records[str(own["drafter"]), int(own["heat"])] = Record(Chances(first, later), KEPT)
+            chances = Chances(min(SUREST, first), min(SUREST, later))
+            out._records[str(own["drafter"]), int(own["heat"])] = Record(chances, KEPT)
         out._widths = {str(name): min(WIDEST, max(NARROWEST, float(w))) for name, w in kept["widths"].items()}
         return out
 
@@ -274,74 +207,74 @@ class Outcomes:
         return known is not None and known.is_founded
 
     # ------------------------------------------------------------------ learning
-    def digest(self, guests: Iterable[Guest], ways: Sequence[Mode], steps: int) -> None:
+    def digest(self, guests: Sequence[Guest], ways: Sequence[Mode], steps: int) -> None:
         """So many steps are over: read their logs."""
         for model in self._models.values():
             model[:] = ((1 - MODEL_FADES) ** steps * n for n in model)
-        heard: set[tuple[str, int]] = set()
+        logs: dict[tuple[int, int], list[tuple[int, Tally]]] = {}
         for guest in guests:
             for way, tally in guest.logs.items():
-                if not any(tally):
-                    continue
-                key = ways[way].drafter, guest.heat
-                if key not in heard:
-                    self._record(*key).fade(steps)
-                    heard.add(key)
-                self._hear(guest, ways[way], Tries.of(tally, ways[way].depth))
+                if any(tally):
+                    logs.setdefault((way, guest.heat), []).append((guest.seat, tally))
+        for drafter, heat in {(ways[way].drafter, heat): None for way, heat in logs}:
+            self._record(drafter, heat).fade(steps)
+        for (way, heat), own in logs.items():
+            self._hear(ways[way], heat, np.array([seat for seat, _ in own]), [tally for _, tally in own])
+            for _, tally in own:
                 tally[:] = NOTHING  # steps that repeat the last one go on writing here
 
-    def _hear(self, guest: Guest, mode: Mode, tries: Tries) -> None:
-        """Of its drafts."""
-        record, own = self._record(mode.drafter, guest.heat), guest.of(mode.drafter)
+    def _hear(self, mode: Mode, heat: int, seats: np.ndarray, tallies: Sequence[Tally]) -> None:
+        """Of drafts in this mode, for each of those who sit there."""
+        record, tries = self._record(mode.drafter, heat), Tries.each(tallies, mode.depth)
         chain = record.now()
         usual = chain.tried(self._width(mode))
-        general, thought = usual.tokens(mode.depth), usual.at(own.odds(usual.first)).tokens(mode.depth)
+        general, firsts = usual.tokens(mode.depth), np.full((1, len(seats)), usual.first)
+        thought = usual.at(self.owns.odds([mode.drafter], seats, firsts)[0]).tokens(mode.depth)
         trust = self._trust.setdefault(mode.drafter, Trust())
-        if own.tried:
-            trust.add(thought - general, tries.right / tries.first - general, tries.first)
+        trust.add(thought - general, tries.right / tries.first - general, tries.first)
         model = self._models.setdefault(mode, [0.0, 0.0])
-        model[0] += (general + trust.value() * (thought - general)) * tries.first
-        model[1] += tries.right
-        share = min(1.0, max(0, SPEAKS - own.drafts) / tries.first)
-        own.add(tries, usual)
-        if share:
-            first, later = chain.first / max(usual.first, 1e-9), chain.later / max(usual.later, 1e-9)
-            as_chain = Tries(tries.first, first * tries.first_right, tries.later, later * tries.later_right)
-            record.add(as_chain.faded(share))
+        model[0] += float((general + trust.value() * (thought - general)) @ tries.first)
+        model[1] += float(tries.right.sum())
+        shares = (SPEAKS - self.owns.drafts(mode.drafter, seats)).clip(0, tries.first) / tries.first
+        expected = tries.first * usual.first + tries.later * usual.later
+        self.owns.add(mode.drafter, seats, tries.first, (tries.first + tries.later, expected, tries.right))
+        first, first_right, later, later_right = (float(shares @ n) for n in tries)
+        first_right *= chain.first / max(usual.first, 1e-9)
+        later_right *= chain.later / max(usual.later, 1e-9)
+        record.add(Tries(first, first_right, later, later_right))
 
-    def rest(self, guests: Iterable[Guest], steps: int) -> None:
+    def rest(self, guests: Sequence[Guest], steps: int) -> None:
         """They had no drafts in so many steps."""
-        left = RELIEF**steps
-        for guest in guests:
-            for own in guest.owns.values():
-                own.fade(left)
+        self.owns.rest(np.array([g.seat for g in guests], int), steps)
 
     # ------------------------------------------------------------------ foretelling
     def brings(self, mode: Mode, heat: int, deviations: float = 0.0) -> float:
         """Tokens of a draft for a request like the others; so many deviations off what is most likely."""
-        return self._tokens(mode, self._usual(mode, heat, deviations))
+        return float(self._tokens(mode, self._usual(mode, heat, deviations)))
 
-    def worths(self, guests: Sequence[Guest], mode: Mode, deviations: float = 0.0) -> list[float]:
-        """The same for each of these. Above what is likely: as it may be for one that is not like the others; below: as it may
-        be if all are less good than is thought."""
-        usual = {heat: self._usual(mode, heat, min(0.0, deviations)) for heat in {g.heat for g in guests}}
-        general = {heat: self._tokens(mode, chances) for heat, chances in usual.items()}
-        more = max(0.0, deviations)
-        trust = 1.0 if more else self._trust.get(mode.drafter, Trust()).value()
-        out = []
-        for guest in guests:
-            chances, worth, own = usual[guest.heat], general[guest.heat], guest.owns.get(mode.drafter)
-            if own is None and more:
-                own = guest.of(mode.drafter)
-            if own is not None:
-                thought = self._tokens(mode, chances.at(own.odds(chances.first, more)))
-                worth += trust * (thought - worth)
-            out.append(worth)
-        return out
+    def foresee(self, guests: Sequence[Guest], modes: Sequence[Mode]) -> Foreseen:
+        return Foreseen(self, guests, modes)
+
+    def usual(self, modes: Sequence[Mode], heats: Sequence[int], deviations: float = 0.0) -> Chances:
+        """(modes, heats)"""
+        own = [[self._usual(m, heat, deviations) for heat in heats] for m in modes]
+        return Chances(*np.array(own).transpose(2, 0, 1))
+
+    def trusts(self, modes: Sequence[Mode]) -> np.ndarray:
+        """(modes, 1)"""
+        return np.array([[self._trust[m.drafter].value() if m.drafter in self._trust else 0.0] for m in modes])
+
+    def factors(self, modes: Sequence[Mode]) -> np.ndarray:
+        """(modes, 1)"""
+        return np.array([[self._factor(m)] for m in modes])
+
+    def _factor(self, mode: Mode) -> float:
+        """How many times the tokens that follow for it come with this mode."""
+        expected, came = self._models.get(mode, (0.0, 0.0))
+        return (came + MODEL) / (expected + MODEL)
 
     def _tokens(self, mode: Mode, chances: Chances) -> float:
-        expected, came = self._models.get(mode, (0.0, 0.0))
-        return min(float(mode.depth), (came + MODEL) / (expected + MODEL) * chances.tokens(mode.depth))
+        return min(float(mode.depth), self._factor(mode) * chances.tokens(mode.depth))
 
     def _usual(self, mode: Mode, heat: int, deviations: float = 0.0) -> Chances:
         """Of requests like the others, in this mode."""
@@ -364,3 +297,35 @@ class Outcomes:
 def _deviation(chance: float, tries: float) -> float:
     """Of a chance that was told by so many tries."""
     return math.sqrt(max(0.0, chance * (1 - chance)) / (tries + 1))
+
+
+class Foreseen:
+    """Tokens that drafts bring these guests: (modes, guests)."""
+
+    def __init__(self, outcomes: Outcomes, guests: Sequence[Guest], modes: Sequence[Mode]) -> None:
+        self.outcomes, self.modes, self.heats = outcomes, modes, sorted({g.heat for g in guests})
+        self._place = np.array([self.heats.index(g.heat) for g in guests])
+        self._seats, self._names = np.array([g.seat for g in guests]), [m.drafter for m in modes]
+        self._depths, self._factors = np.array([[m.depth] for m in modes]), outcomes.factors(modes)
+        self._trusts, self._usual = outcomes.trusts(modes), self._spread(outcomes.usual(modes, self.heats))
+        self._odds = outcomes.owns.odds(self._names, self._seats, self._usual.first)
+
+    def _spread(self, chances: Chances) -> Chances:
+        return Chances(*(own[:, self._place] for own in chances))
+
+    def likely(self) -> np.ndarray:
+        return self._tokens(self._usual)
+
+    def low(self, deviations: float) -> np.ndarray:
+        """As it may be if all are so much less good than is thought."""
+        return self._tokens(self._spread(self.outcomes.usual(self.modes, self.heats, -deviations)))
+
+    def hoped(self, deviations: float) -> np.ndarray:
+        """As it may be for one that is not like the others."""
+        odds = self.outcomes.owns.odds(self._names, self._seats, self._usual.first, deviations)
+        return np.minimum(self._depths, self._factors * self._usual.at(odds).tokens(self._depths))
+
+    def _tokens(self, usual: Chances) -> np.ndarray:
+        general = usual.tokens(self._depths)
+        own = usual.at(self._odds).tokens(self._depths)
+        return np.minimum(self._depths, self._factors * (general + self._trusts * (own - general)))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-START, MOST, LEAST = 1.2, 4.0, -2.0  # at first; what is remembered of gains, and of losses
+START, MOST, LEAST = 1.0, 4.0, -2.0  # at first; what is remembered of gains, and of losses
 INCOME = 0.005  # by steps: so much may be lost in the long run
 CURIOUS, CURIOUS_MOST = 4.0, 4.0  # what may be spent at first on what does not seem to be best, and at most
 INTEREST, SHARE = 0.003, 0.02  # its income, by steps and of what is won
@@ -48,6 +48,10 @@ class Purse:
     def bears(self, loss: float) -> bool:
         """With what should pay."""
         return loss <= max(SPARE, self.balance)
+
+    def waits(self, price: float, loss: float) -> float:
+        """Steps until it buys that, if nothing happens."""
+        return max(0.0, (price - self.curiosity) / INTEREST, (loss - self.balance) / INCOME)
 
     def buys(self, price: float, loss: float) -> bool:
         """What does not seem to be best: it costs so much, and may lose so much to plain steps. Then it is paid."""

@@ -6,7 +6,7 @@ Each request becomes one line when it is over: its token ids, and what the text 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from headstart import tree
@@ -66,8 +66,8 @@ class Recording:
     def learn(self, times: StepTimes, requests: Sequence[Request], verdicts: Sequence[Verdict]) -> None:
         self.policy.learn(times, requests, verdicts)
 
-    def catch_up(self) -> None:
-        self.policy.catch_up()
+    def catch_up(self, busy: Callable[[], bool]) -> None:
+        self.policy.catch_up(busy)
 
     def release(self, request: Request) -> None:
         self.policy.release(request)

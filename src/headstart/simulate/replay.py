@@ -190,7 +190,7 @@ class Replay:
             return
         self._flight = None
         if self._repeats:
-            self.policy.catch_up()
+            self.policy.catch_up(lambda: True)
         for request in flight.left:
             self.policy.release(request)
         self.policy.learn(flight.times, flight.requests, flight.verdicts)
