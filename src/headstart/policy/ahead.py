@@ -197,8 +197,8 @@ class AheadPolicy:
         guest, names = self._guest(request), self.choices(request)
         like = names, guest.heat, max(1, load.num_running)
         if like not in self._promising:
-            self._promising[like] = guest.welcome and self._may_pay(*like)
-        return self._promising[like]
+            self._promising[like] = self.periods.known and self._may_pay(*like)
+        return guest.welcome and self._promising[like]
 
     def _may_pay(self, names: Sequence[str], heat: int, company: int) -> bool:
         plain, hope = self.periods.of(None, company), max(1.0, self.purse.hope)
@@ -286,10 +286,11 @@ class AheadPolicy:
     def _think(self, requests: Sequence[Request]) -> Iterator[None]:
         """Who drafts in the next steps, and how; in pieces, none of which takes long."""
         self._digest()
+        guests, load = [self._guest(r) for r in requests], self._load  # while they are all there
         yield
-        if self._load.room <= 0 and not self.rehearses:
+        if load.room <= 0 and not self.rehearses:
             return  # prompts fill the step: who drafts, is decided later
-        guests, most, load = [self._guest(r) for r in requests], self.fixed.most(requests, self._load), self._load
+        most = self.fixed.most(requests, load)
         able = {i: tuple(self.choices(r)) for i, r in enumerate(requests) if most[i] and guests[i].welcome}
         if self.rehearses:
             ways = {i: [m for m in self.ordered if m.drafter in names] for i, names in able.items()}
@@ -441,6 +442,8 @@ class AheadPolicy:
 
     def release(self, request: Request) -> None:
         self._unread.append(request)
+        if not self.periods.known:
+            self._read()
 
     def _digest(self) -> None:
         """All that is known of the last steps counts from now on."""
@@ -462,7 +465,10 @@ class AheadPolicy:
             if not isinstance(event, Request):
                 self._read_step(*event)
             elif (guest := self._guests.pop(event.id, None)) is not None:
-                self._gone.append(guest)
+                if guest.logs:
+                    self._gone.append(guest)
+                else:
+                    self.outcomes.owns.leave(guest.seat)
 
     def _read_step(self, times: StepTimes, requests: Sequence[Request], brought: Sequence[int] | None) -> None:
         company, repeats = len(requests), times.asked is self._stretch.asked
@@ -525,7 +531,7 @@ class AheadPolicy:
         some = {mode for mode in modes if mode is not None}
         wished = sum(map(bool, times.asked))
         alike = len(some) == 1 and wished == company - modes.count(None)
-        takes = sum([self._takes(mode, modes.count(mode), company) for mode in some])
+        takes = sum([self._takes(mode, modes.count(mode), company) for mode in some if self.periods.knows(mode)])
         return Stretch(times.asked, (some.pop(), wished, company) if alike else None, tallies, modes, takes)
 
     def _note(self, stretch: Stretch, drafted: Sequence[int]) -> None:
