@@ -176,7 +176,7 @@ def test_what_loses_is_thought_about_anew() -> None:
     device.vain, p.purse.curiosity = 0.0, 0.0
     for _ in range(60):
         device.step(requests)
-    assert not any(p._answers) and device.vain < MOST * p.periods.of(None, 4)
+    assert not any(p._answers) and device.vain < (MOST - LEAST + 1) * p.periods.of(None, 4)
 
 
 def test_one_step_that_takes_wildly_long_is_no_great_loss() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headstart.policy.purse import CURIOUS, HOPE, INCOME, INTEREST, LEAST, MOST, SPARE, START, Purse
+from headstart.policy.purse import AGAIN, CURIOUS, HOPE, INCOME, INTEREST, LEAST, MOST, SPARE, START, Purse
 
 
 def test_bets_end_when_nothing_is_left_and_begin_again() -> None:
@@ -26,6 +26,30 @@ def test_what_was_lost_makes_drafts_dearer() -> None:
     assert purse.balance == LEAST and purse.least > usual
     purse.book(1000.0)
     assert purse.balance == MOST and purse.least == usual
+
+
+def test_what_has_lost_too_much_rests_and_begins_again() -> None:
+    """Whatever is thought of drafts: so what is lost in all is bounded though that be wrong."""
+    purse = Purse()
+    purse.book(-START + LEAST)
+    assert purse.spent and not purse.bears(0.0)
+    steps = purse.waits(0.0, 0.0)
+    purse.earn(round((AGAIN - LEAST) / INCOME) - 1)
+    assert purse.spent
+    purse.earn(2)
+    assert not purse.spent and purse.bears(SPARE) and steps > 0
+
+
+@given(st.lists(st.floats(0, 1), min_size=10, max_size=2000))
+def test_what_is_lost_in_all_is_bounded_though_all_is_thought_to_pay(losses: list[float]) -> None:
+    """Each step loses what it does, as long as anything is borne."""
+    purse, lost = Purse(), 0.0
+    for loss in losses:
+        purse.earn(1)
+        if purse.bears(0.0):
+            purse.book(-loss)
+            lost += loss
+    assert lost <= START - LEAST + INCOME * len(losses) + 1.0
 
 
 def test_what_is_bought_is_paid_from_curiosity_and_it_says_how_long_that_takes() -> None:

@@ -100,6 +100,12 @@ class Owns:
         self._sums[:3, row, seats] = left * self._sums[:3, row, seats] + np.stack(more)
         self._sums[3, row, seats] += first
 
+    def doubt(self, name: str, seats: np.ndarray, left: float) -> None:
+        """So much of what is known of them still counts; they are as good as new."""
+        row = self.rows([name])[0]
+        self._sums[:3, row, seats] *= left
+        self._sums[3, row, seats] = 0
+
     def rest(self, seats: np.ndarray, steps: int) -> None:
         """They had no drafts in so many steps."""
         self._sums[:3, :, seats] *= RELIEF**steps

@@ -32,6 +32,11 @@ PRIOR = 8.0  # tries that what is usual counts for
 SPEAKS = 32  # drafts of a request that speak for all: later ones are of those that it paid for
 TRUST, TRUST_FADES = 10.0, 0.002  # drafts for which requests are taken to differ as they seem to; how fast that fades
 MODEL, MODEL_FADES = 200.0, 0.003  # tokens for which what follows for a mode is taken as it is; how fast that fades
+SLACK, SURPRISE = (
+    0.4,
+    5.0,
+)  # shortfall that is usual, as a share; and, in tokens, for each that drafts are deep, one that is not
+FORGETS = 0.15  # what is left of what was known where that was so
 NEW = 6  # drafts of a way to draft, of which fewer tell nothing
 Number = Any  # one, or an array of them
 
@@ -164,6 +169,7 @@ class Outcomes:
         self._tried: dict[tuple[str, bool], Chances] = {}  # out, by whether drafts branched
         self._trust: dict[str, Trust] = {}
         self._models: dict[Mode, list[float]] = {}  # tokens that were to come with a mode, and came
+        self._short: dict[tuple[str, int], float] = {}  # tokens that were missing lately, by drafter and heat
         self.owns = Owns()
         self.came = 0  # requests, so far
 
@@ -233,8 +239,10 @@ class Outcomes:
         trust = self._trust.setdefault(mode.drafter, Trust())
         trust.add(thought - general, tries.right / tries.first - general, tries.first)
         model = self._models.setdefault(mode, [0.0, 0.0])
-        model[0] += float((general + trust.value() * (thought - general)) @ tries.first)
+        expected_tokens = (general + trust.value() * (thought - general)) @ tries.first
+        model[0] += float(expected_tokens)
         model[1] += float(tries.right.sum())
+        self._watch(mode, heat, seats, float(expected_tokens), float(tries.right.sum()))
         shares = (SPEAKS - self.owns.drafts(mode.drafter, seats)).clip(0, tries.first) / tries.first
         expected = tries.first * usual.first + tries.later * usual.later
         self.owns.add(mode.drafter, seats, tries.first, (tries.first + tries.later, expected, tries.right))
@@ -242,6 +250,18 @@ class Outcomes:
         first_right *= chain.first / max(usual.first, 1e-9)
         later_right *= chain.later / max(usual.later, 1e-9)
         record.add(Tries(first, first_right, later, later_right))
+
+    def _watch(self, mode: Mode, heat: int, seats: np.ndarray, expected: float, came: float) -> None:
+        """Whether texts turned: much less comes, again and again. Then little that was known of them counts, and what comes now
+        speaks for all."""
+        short = self._short.get((mode.drafter, heat), 0.0)
+        short = max(0.0, short + (1 - SLACK) * expected - came)
+        if short > SURPRISE * mode.depth:
+            short = 0.0
+            self.owns.doubt(mode.drafter, seats, FORGETS)
+            record = self._record(mode.drafter, heat)
+            record.lately = record.lately.faded(FORGETS)
+        self._short[mode.drafter, heat] = short
 
     def rest(self, guests: Sequence[Guest], steps: int) -> None:
         """They had no drafts in so many steps."""

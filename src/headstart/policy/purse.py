@@ -12,6 +12,7 @@ START, MOST, LEAST = 1.0, 4.0, -2.0  # at first; what is remembered of gains, an
 INCOME = 0.005  # by steps: so much may be lost in the long run
 CURIOUS, CURIOUS_MOST = 4.0, 4.0  # what may be spent at first on what does not seem to be best, and at most
 INTEREST, SHARE = 0.003, 0.02  # its income, by steps and of what is won
+AGAIN = -1.5  # where bets begin again behind the greatest loss
 SPARE = 0.3  # that may be lost with what should pay, though there is nothing left
 GAIN, CAUTION = (
     0.02,
@@ -24,15 +25,18 @@ HOPE = 2.0  # deviations above what is likely that are thought possible, where t
 class Purse:
     balance: float = field(default_factory=lambda: START)
     curiosity: float = field(default_factory=lambda: CURIOUS)
+    spent: bool = False  # so much was lost that nothing is borne, until some of it came back
 
     def earn(self, steps: int) -> None:
         """So many are over."""
         self.balance = min(MOST, self.balance + INCOME * steps)
         self.curiosity = min(CURIOUS_MOST, self.curiosity + INTEREST * steps)
+        self.spent = self.spent and self.balance < AGAIN
 
     def book(self, won: float) -> None:
         """Beyond what plain steps would have brought in the time; below 0: lost."""
         self.balance = max(LEAST, min(MOST, self.balance + won))
+        self.spent = self.spent or self.balance <= LEAST
         self.curiosity = min(CURIOUS_MOST, self.curiosity + SHARE * max(0.0, won))
 
     @property
@@ -47,10 +51,11 @@ class Purse:
 
     def bears(self, loss: float) -> bool:
         """With what should pay."""
-        return loss <= max(SPARE, self.balance)
+        return not self.spent and loss <= max(SPARE, self.balance)
 
     def waits(self, price: float, loss: float) -> float:
         """Steps until it buys that, if nothing happens."""
+        loss = max(loss, AGAIN) if self.spent else loss
         return max(0.0, (price - self.curiosity) / INTEREST, (loss - self.balance) / INCOME)
 
     def buys(self, price: float, loss: float) -> bool:
