@@ -227,13 +227,16 @@ def test_auto_is_the_policy_that_such_a_machine_has():
     policies = [Replay(steady(0.5), [], Entrant.parse("auto"), m, Setting()).policy for m in (MACHINE, AHEAD)]
     assert [type(p) for p in policies] == [AdaptivePolicy, AheadPolicy]
     periods = policies[1].periods
-    assert periods.of(None, 1) == pytest.approx(0.012) and periods.reading("eagle3", 4) == pytest.approx(0.003)
+    assert periods.of(None, 1) == pytest.approx(0.012)
     assert periods.of(Mode("eagle3", 15, 5), 4) == pytest.approx(Costs(POINTS).of(64) + 0.002 + 5 * 0.001)
 
 
-def test_what_deciding_and_reading_take_is_counted():
+def test_what_deciding_and_reading_take_is_counted(monkeypatch):
     plain, own = replay(steady(0.0, 200), "auto", AHEAD)
     assert plain.times["around"] == pytest.approx(200 * 0.002)
+    assert own.times["around"] == pytest.approx(own.steps * 0.002), "it was decided while the device was at work"
+    monkeypatch.setattr(AheadPolicy, "catch_up", lambda policy, busy: None)
+    _, own = replay(steady(0.0, 200), "auto", AHEAD)
     decisions = (own.times["around"] - own.steps * 0.002) / 0.004
     assert decisions == pytest.approx(round(decisions)) and 1 < decisions < 9
     assert own.asked["eagle3"] and own.times["draft"] < 0.1 * own.seconds
@@ -246,11 +249,11 @@ def test_a_decision_that_changes_nothing_is_made_behind_the_devices_back():
     request, plan = Request([1], SamplingParams(), 0, id="0"), Plan()
     request.computed = 1
     plan.add(Planned(request, 1, True))
-    own._asked = [{}]
-    assert own._in_sight(plan, 0.004, 0.0, drafts=False)[0] == 0.004, "somebody came"
-    assert own._in_sight(plan, 0.004, 0.0, drafts=False)[0] == 0.0
+    own._asked, own._asking, own._thoughts = [{}], [request], 1
+    assert own._in_sight(plan, drafts=False)[0] == AHEAD.decision(1) > 0, "somebody came"
+    assert own._in_sight(plan, drafts=False)[0] == 0.0
     own._asked = [{"eagle3": Wish(2, 2)}]
-    assert own._in_sight(plan, 0.004, 0.0, drafts=True)[0] == 0.004, "somebody begins to draft"
+    assert own._in_sight(plan, drafts=True)[0] == AHEAD.decision(1), "somebody begins to draft"
 
 
 def test_a_device_computes_rows_for_drafts_that_it_did_not_find():
@@ -268,8 +271,6 @@ def test_coming_and_going_takes_longer_where_not_all_is_plain():
     assert plain == same
     assert slower.steps == own.steps
     assert slower.seconds - own.seconds == pytest.approx(3 * 0.5), "all come, and two leave the others"
-    rehearsed = Replay(steady(0.5), [], Entrant.parse("auto"), slow, Setting()).policy.periods
-    assert rehearsed.reading("eagle3", 4) == pytest.approx(0.503), "that is what a rehearsal would find"
 
 
 def _three() -> Trace:

@@ -13,7 +13,6 @@ from headstart.engine import Engine
 from headstart.models import kernel_runner
 from headstart.models.heads.grower import Grower
 from headstart.models.paged import Device
-from headstart.policy import ahead
 from headstart.policy.ahead import AheadPolicy
 from headstart.policy.periods import Mode
 from tests.harness import Drafts, engine, run
@@ -46,6 +45,7 @@ def decided(**seconds: float) -> tuple[Engine, AheadPolicy]:
     assert isinstance(e.policy, AheadPolicy) and e.texts is not None
     for mode in (None, *MODES):
         e.policy.periods.put(mode, 1, 1.0 if mode is None else seconds.get(mode.drafter, 9.0))
+    e.policy._patience = 0  # it decides at once: here the host never waits
     return e, e.policy
 
 
@@ -69,14 +69,16 @@ def test_modes_change_and_heads_let_go_while_steps_are_on_their_way(monkeypatch)
     joined, join = [], e.drafting.join
     monkeypatch.setattr(e.drafting, "join", lambda r, names: (joined.append(r), join(r, names)))
 
-    def decide(requests: Any, guests: Any, load: Any) -> None:
+    def think(requests: Any) -> Any:
         turn = next(turns)
-        policy._steps, policy._due = 0, 2
+        policy._steps, policy._due, policy._patience, policy._company = 0, 2, 0, len(requests)
         for r in requests:
             modes = [MODES[1:], [MODES[1], MODES[0], None], [MODES[0], None, None]][r.seed]
-            policy._set(r, modes[turn - 1], 9)
+            policy._set(policy._guest(r), modes[turn - 1], 9)
+        policy._decided = True
+        yield
 
-    monkeypatch.setattr(policy, "_decide", decide)
+    monkeypatch.setattr(policy, "_think", think)
     monkeypatch.setattr(policy, "enlist", lambda request, load: request.seed != 2)
     drafts, rs = Drafts(e), asked(temperature=0.4)
     assert run(e, rs) == wanted(heat=0.4)
@@ -88,17 +90,15 @@ def test_modes_change_and_heads_let_go_while_steps_are_on_their_way(monkeypatch)
 def test_a_decision_that_changes_nothing_lets_the_last_step_be_repeated(monkeypatch) -> None:
     """It is taken while the device is at work: nothing has to be planned and packed anew."""
     e, policy = decided(eagle3=1.01)
-    decide, thoughts = policy._decide, []
+    think, thoughts = policy._think, []
     repeat, repeats = e._repeat, []
 
-    def often(requests: Any, guests: Any, load: Any) -> None:
-        decide(requests, guests, load)
-        policy._due = 1  # the next one is due behind every step,
+    def often(requests: Any) -> Any:
+        yield from think(requests)
+        policy._due, policy._patience = 1, 0  # the next one is due behind every step
         thoughts.append(len(requests))
 
-    monkeypatch.setattr(policy, "_decide", often)
-    monkeypatch.setattr(policy, "_cost", 0.0)
-    monkeypatch.setattr(ahead, "DECIDING", 1.0)  # and there is time for it
+    monkeypatch.setattr(policy, "_think", often)
     monkeypatch.setattr(e, "_repeat", lambda before, clock: repeats.append(len(thoughts)) or repeat(before, clock))
     assert run(e, asked()) == wanted()
     assert len(repeats) > 3 and len(set(repeats)) > 3, "each behind a decision of its own"
@@ -106,7 +106,7 @@ def test_a_decision_that_changes_nothing_lets_the_last_step_be_repeated(monkeypa
 
 def test_a_rehearsal_measures_every_mode_and_leaves_nothing(monkeypatch) -> None:
     for name, value in dict(
-        COMPANIES=(2,), CROWDS=(2,), ROW=2, ROWS=1, STAY=2, SOME=1, PROMPT=6, PATTERN=3, WARM=1, TIMED=2, MOST_TOKENS=4
+        COMPANIES=(2,), SOME=1, PROMPT=6, PATTERN=3, WARM=1, TIMED=2, MOST_TOKENS=4
     ).items():
         monkeypatch.setattr(rehearse, name, value)
     monkeypatch.setattr(rehearse, "_mixtures", lambda *args: [])
@@ -118,8 +118,7 @@ def test_a_rehearsal_measures_every_mode_and_leaves_nothing(monkeypatch) -> None
     known = [m for m in policy.modes(list(e.drafting.drafters)) if policy.periods.knows(m)]
     assert {m.drafter for m in known} == {"ngram", "suffix", "eagle3"} and policy.periods.known
     assert all(policy.periods.of(m, n) > 0 for m in [None, *known] for n in (1, 2, 7))
-    assert set(policy.periods._reading) == {"eagle3"} and set(policy.periods._reading["eagle3"]) == {2}
-    assert policy._ends == AheadPolicy(policy.config, policy.choices)._ends, "texts that were made up are no answers"
+    assert policy.kept()["outcomes"] == AheadPolicy(policy.config, policy.choices).kept()["outcomes"], "nor texts"
     monkeypatch.setattr(rehearse, "ALIKE", 1e6)
     assert not rehearse.rehearse(e, policy), "what is known still holds"
     assert run(e, asked(6)) == [text[:6] for text in wanted(LONG)]
@@ -138,7 +137,7 @@ def test_drafts_are_tried_out_on_questions_before_anybody_asks(monkeypatch) -> N
     assert tryouts.try_out(e, policy, SimpleNamespace(eos_ids=frozenset(), tokenizer=None))
     assert set(told) == {Mode("eagle3", 3, 3), Mode("eagle3", 5, 3)}, "the longest chain, and the largest tree"
     assert e.idle and e.pool.num_used == 0 and not policy.rehearses and not policy.ordered
-    assert all(policy.outcomes.knows(m) and policy.outcomes.is_new(m, 0) for m in told)
+    assert all(policy.outcomes.knows(m) for m in told)
     for mode, own in zip(told, (rs[: len(rs) // 2], rs[len(rs) // 2 :]), strict=True):
         more = sum(told[mode]) - sum(r.stats.steps - 1 for r in own)
         assert 0 <= more <= len(own), "each step but that of the prompt had a draft; one may come behind the end"
@@ -153,7 +152,7 @@ def test_drafts_are_tried_out_on_questions_before_anybody_asks(monkeypatch) -> N
 
 def test_a_rehearsal_meets_a_head_beside_a_drafter_on_the_host_and_leaves_nothing(monkeypatch) -> None:
     """The host hands over what is computed then, of texts that end too; and the head rests and joins."""
-    for name, value in dict(COMPANIES=(3,), CROWDS=(), SOME=2, PROMPT=6, PATTERN=3, WARM=1, TIMED=1).items():
+    for name, value in dict(COMPANIES=(3,), SOME=2, PROMPT=6, PATTERN=3, WARM=1, TIMED=1).items():
         monkeypatch.setattr(rehearse, name, value)
     monkeypatch.setattr(rehearse, "_play", lambda *args, **how: dict.fromkeys(args[5], 1.0))
     mixtures, mixed = rehearse._mixtures, list[Any]()

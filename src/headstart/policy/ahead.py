@@ -132,7 +132,7 @@ class AheadPolicy:
         self._modes: dict[tuple[str, ...], list[Mode]] = {}  # of these drafters
         self._promising: dict[tuple[Any, ...], bool] = {}  # heads, since more was heard
         self._way: Mode | None = None  # that was decided on
-        self._steps, self._due, self._patience = 0, 0, PATIENCE  # since the last decision, and when the next is due
+        self._steps, self._due, self._patience = 0, 0, UNDER_WAY  # since the last decision, and when the next is due
         self._undigested = 0  # steps since what drafts brought was taken in
         self._lost = 0.0  # plain steps, since the last decision,
         self._risk = 0.0  # and those that what was decided on may lose
