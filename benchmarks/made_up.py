@@ -193,7 +193,9 @@ def no_kernels(costs: str) -> Iterator[Device]:
         return seats
 
     def lookup(texts: Any, seats: torch.Tensor, shortest: int, longest: int, most: int) -> torch.Tensor:
-        return torch.tensor([[most] + [0] * most] * len(seats), dtype=torch.int32)  # whether they are right is told later
+        return torch.tensor(
+            [[most] + [0] * most] * len(seats), dtype=torch.int32
+        )  # whether they are right is told later
 
     JITFunction.run = lambda self, *args, **kwargs: None  # type: ignore[method-assign]
     Grower.grow, Texts.read, Texts.sit, Texts.kinds = grow, read, sit, {}  # type: ignore[method-assign, attr-defined]

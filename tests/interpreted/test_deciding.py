@@ -105,9 +105,7 @@ def test_a_decision_that_changes_nothing_lets_the_last_step_be_repeated(monkeypa
 
 
 def test_a_rehearsal_measures_every_mode_and_leaves_nothing(monkeypatch) -> None:
-    for name, value in dict(
-        COMPANIES=(2,), SOME=1, PROMPT=6, PATTERN=3, WARM=1, TIMED=2, MOST_TOKENS=4
-    ).items():
+    for name, value in dict(COMPANIES=(2,), SOME=1, PROMPT=6, PATTERN=3, WARM=1, TIMED=2, MOST_TOKENS=4).items():
         monkeypatch.setattr(rehearse, name, value)
     monkeypatch.setattr(rehearse, "_mixtures", lambda *args: [])
     e = engine(small(), AUTO | {"num_speculative_tokens": 2, "num_draft_nodes": 3}, head=eagle(), max_num_seqs=2)

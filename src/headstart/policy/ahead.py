@@ -46,6 +46,7 @@ VAIN = 0.2  # of the time of drafts is taken to be lost in a trial, whatever the
 DEAREST = 3.0  # plain steps that one step may count for
 FEW = 2  # steps that are read together, where somebody drafts,
 MANY = 8  # and where nobody does
+VAINLY, SOME = 24, 6  # prompts that are read in hope while no head drafts for such, and of how many one is read then
 WIDEST = 64  # nodes of a draft, so that more room is all the same
 HOST_MOST = 4  # requests up to which a drafter on the host is thought about: it makes the device wait for each of them
 SOLE = ("ngram", "suffix", "draft_model")  # those that need no reading along
@@ -110,6 +111,7 @@ class Stretch:
     tallies: list[Tally] = field(default_factory=list)  # where it is written down what drafts bring, for each request
     modes: list[Mode | None] = field(default_factory=list)
     takes: float = 0.0  # plain steps that it should take longer
+    behind: bool = False  # drafts have just ended
     last: float = 0.0  # seconds of its last step, if that is to be learned from when another one follows
 
 
@@ -130,9 +132,10 @@ class AheadPolicy:
         self._numbers: dict[int, int] = {}  # by the identity of wishes,
         self._wishes: dict[Mode, Wishes] = {}  # which are the same for all who draft alike
         self._modes: dict[tuple[str, ...], list[Mode]] = {}  # of these drafters
-        self._promising: dict[tuple[Any, ...], bool] = {}  # heads, since more was heard
+        self._promising: dict[tuple[Any, ...], int] = {}  # heads, since more was heard
+        self._in_vain: dict[int, int] = {}  # prompts that were read in hope since a head drafted, by heat
         self._way: Mode | None = None  # that was decided on
-        self._steps, self._due, self._patience = 0, 0, UNDER_WAY  # since the last decision, and when the next is due
+        self._steps, self._due, self._patience = 0, 0, PATIENCE  # since the last decision, and when the next is due
         self._undigested = 0  # steps since what drafts brought was taken in
         self._lost = 0.0  # plain steps, since the last decision,
         self._risk = 0.0  # and those that what was decided on may lose
@@ -147,6 +150,7 @@ class AheadPolicy:
         self._last = 1  # how many these were
         self._unread: list[tuple[StepTimes, Sequence[Request], Sequence[int] | None] | Request] = []  # requests: over
         self._stretch = Stretch()
+        self._wild = False  # the last step with drafts took so long that it tells nothing
         self._prompts = False  # the last step had some: the next one waits for them
         self._told: dict[Kind, list[float]] = {}  # steps and seconds that were not learned yet
         self._books: dict[str, list[int]] = {}  # for people: drafter -> steps in which it drafted, nodes
@@ -197,13 +201,20 @@ class AheadPolicy:
         guest, names = self._guest(request), self.choices(request)
         like = names, guest.heat, max(1, load.num_running)
         if like not in self._promising:
-            self._promising[like] = self.periods.known and self._may_pay(*like)
-        return guest.welcome and self._promising[like]
+            self._promising[like] = self._promise(*like) if self.periods.known else 0
+        if not guest.welcome or not self._promising[like]:
+            return False
+        if self._promising[like] > 1:
+            return True
+        read = self._in_vain[guest.heat] = self._in_vain.get(guest.heat, 0) + 1
+        return read <= VAINLY or read % SOME == 0
 
-    def _may_pay(self, names: Sequence[str], heat: int, company: int) -> bool:
-        plain, hope = self.periods.of(None, company), max(1.0, self.purse.hope)
+    def _promise(self, names: Sequence[str], heat: int, company: int) -> int:
+        """2: a head should pay there; 1: it may, if it is as good as it may be."""
         heads = self._known_modes(n for n in names if n not in SOLE)
-        return any(self.outcomes.brings(m, heat, hope) * plain > self.periods.extra(m, company, company) for m in heads)
+        takes = {m: self.periods.extra(m, company, company) / self.periods.of(None, company) for m in heads}
+        hopes = 0.0, max(1.0, self.purse.hope)
+        return sum(any(self.outcomes.brings(m, heat, hope) > takes[m] for m in heads) for hope in hopes)
 
     def rests(self, request: Request) -> bool:
         mode = self._mode(request)
@@ -351,7 +362,7 @@ class AheadPolicy:
             steps = holds if way.mode == self._way else holds + UNDER_WAY
             risk = max(0.0, steps * (self._takes(way.mode, len(way.who), company) - low / company))
             if self.purse.bears(risk):
-                patience = PATIENCE if holds == EVERY else HASTE
+                patience = min(PATIENCE, 2 * holds)
                 return Plan(dict.fromkeys(way.who, way.mode), way.mode, way.speed, risk, holds, patience)
             waits = min(waits, self.purse.waits(0.0, risk))
         return Plan({}, saves=bool(ways), due=max(EVERY, int(waits)))
@@ -473,7 +484,8 @@ class AheadPolicy:
     def _read_step(self, times: StepTimes, requests: Sequence[Request], brought: Sequence[int] | None) -> None:
         company, repeats = len(requests), times.asked is self._stretch.asked
         if not repeats:
-            self._stretch = self._begin(times, requests)
+            leaves = bool(self._stretch.tallies)  # drafts: then this step may be longer for it, though it be plain
+            self._stretch = replace(self._begin(times, requests), behind=leaves)
         stretch, plain = self._stretch, self.periods.of(None, max(1, company))
         behind, self._prompts = self._prompts, times.num_prefill_tokens > 0
         for tally, count in zip(stretch.tallies, brought or itertools.repeat(0), strict=False):
@@ -483,11 +495,13 @@ class AheadPolicy:
         if not company:
             return
         seconds, waited, self._last = times.period - times.policy, self._prompts or behind, company
-        if (
-            stretch.tallies
-        ):  # what waits for prompts should have been as was thought: plain steps would have waited, too
-            takes = 1 + stretch.takes if waited else min(seconds / plain, DEAREST)
-            self._book(times.produced / company - takes)
+        if stretch.tallies or stretch.behind:
+            stretch.behind = False
+            usual, takes = 1 + stretch.takes, times.period / plain
+            wild, self._wild = is_wild(takes, usual) and not self._wild, is_wild(takes, usual)
+            # what waits for prompts should have been as was thought, since plain steps would have waited, too;
+            # and so should one step that something held up
+            self._book(times.produced / company - (usual if waited or wild else min(takes, DEAREST)))
             self._note(stretch, times.drafted)
         if self._prompts:
             stretch.last = 0.0
@@ -528,6 +542,8 @@ class AheadPolicy:
                 continue
             modes.append(mode)
             tallies.append(guest.log(way))
+            if mode.drafter not in SOLE:
+                self._in_vain[guest.heat] = 0
         some = {mode for mode in modes if mode is not None}
         wished = sum(map(bool, times.asked))
         alike = len(some) == 1 and wished == company - modes.count(None)
