@@ -363,6 +363,22 @@ def test_nothing_is_decided_where_prompts_fill_the_step() -> None:
     assert all(p.ask(requests, [{}] * 4, ROOM))
 
 
+def test_while_prompts_fill_the_steps_it_is_not_tried_in_each() -> None:
+    p = policy()
+    Device(p)
+    requests, digests = [request("code", i, 100) for i in range(4)], []
+    digest = p._digest
+    p._digest = lambda: (digests.append(p._steps), digest())[1]
+    for _ in range(100):
+        asked = p.ask(requests, [{}] * 4, Load(4, 0, 512, 100.0, 0))
+        times = StepTimes(0, 0, 0, 0, 12, 512, 2e-3, produced=4, asked=asked, drafted=[0] * 4)
+        p.learn(times, requests, [Verdict([], 0)] * 4)
+    assert 1 < len(digests) < 30 and not p.decisions
+    p.learn(times._replace(num_prefill_tokens=0), requests, [Verdict([], 0)] * 4)
+    p.catch_up(always)
+    assert p.decisions == 1, "they are over, so there is room again, though nobody has asked"
+
+
 def test_where_nothing_pays_it_is_thought_about_rarely() -> None:
     p = policy()
     device, requests = Device(p), [request("noise", i) for i in range(16)]

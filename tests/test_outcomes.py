@@ -197,6 +197,14 @@ def test_each_request_has_odds_of_its_own_as_far_as_that_held_before() -> None:
     assert max(found) < 1.5 * min(found), "what sets them apart is luck, and was not believed"
 
 
+def test_who_is_as_all_others_tells_nothing_about_how_far_requests_differ() -> None:
+    """Nothing is thought of them when they are heard for the first time."""
+    outcomes = Outcomes()
+    for seed in range(1200):
+        hear(outcomes, CHAIN, 0.5, 64, seed % 50)
+    assert outcomes._trust["eagle3"].value() == 1.0
+
+
 def test_many_guests_and_modes_are_foreseen_as_each_by_itself() -> None:
     outcomes = Outcomes()
     guests = company(outcomes, [0.8, 0.3, 0.5], 12)

@@ -321,6 +321,8 @@ class Engine:
         token behind a prompt is the only one that nobody knows, and they will find it there."""
         if not batch.hidden_layers or self.texts is None:
             return False
+        if self.runner.reader is None and self.drafting.reader is not None:  # it failed
+            return False
         parts = zip(plan.parts, batch.segments, strict=True)
         own = [(p, s) for p, s in parts if p.has_prompt and self.drafting.reads(p.request)]
         if not all(self._can_draft_ahead(p.request) and self.drafting.reads_ahead(p.request) for p, _ in own):

@@ -169,6 +169,13 @@ def test_steps_never_shrink_and_never_cross(a: int, b: int) -> None:
         assert up(up(a)) == up(a) and up(a) <= max(2 * a - 1, a + 63)
 
 
+def test_a_prompt_of_one_row_beside_plain_ones_stays_a_prompt() -> None:
+    """What a head reads of it has a place in the batch."""
+    shape = Shape(16, 16, 1, 0, prompts=True)
+    assert shape.padded().prompts and shape.padded().covers(shape)
+    assert "behind" in packing.places(shape.padded()).places
+
+
 @given(
     st.lists(st.tuples(st.integers(1, 90), st.integers(0, 70), st.booleans()), min_size=1, max_size=70), st.booleans()
 )

@@ -409,9 +409,13 @@ class KernelRunner(TorchRunner):
             self.chosen.copy_(chosen)
 
     def _read_nobody(self, shape: Shape, hidden: dict[int, torch.Tensor]) -> None:
-        """So that libraries have met this number of rows."""
+        """So that libraries have met this number of rows. A reader that fails must not take the target's graphs along."""
         get = functools.partial(packing.places(shape).on_device, self.block)
-        self._read(get, packing.layout(self.block, shape, self.page_size), shape, hidden)
+        try:
+            self._read(get, packing.layout(self.block, shape, self.page_size), shape, hidden)
+        except RuntimeError as error:
+            self.reader = None
+            note(f"A head cannot read prompts in the target's graphs ({error}); it reads them behind each step.")
 
     def _sample(self, shape: Shape, taps: tuple[int, ...], layers: int | None) -> tuple[tuple[int, ...], int | None]:
         """Taps and layers of a run that meets all kernels which a graph of this shape needs: where layers are alike, few."""

@@ -55,7 +55,7 @@ class Shape:
     def padded(self) -> Shape:
         """The bucket that this size falls into: small ones for plain steps, large ones for drafts and larger ones for prompts,
         since each has a graph, and with drafts and prompts no two steps are alike."""
-        if self.rows == self.segments and not self.width:
+        if self.rows == self.segments and not self.width and not self.prompts:
             rows = step_up(self.rows)
             return Shape(rows, rows, 1, 0, self.truncates)
         rows, width = stride_up(self.rows), max(DRAFT_WIDTH, double_up(self.width)) if self.width else 0
@@ -123,20 +123,8 @@ class Sections:
 
     def __init__(self, shape: Shape) -> None:
         t, b, w, s = shape.rows, shape.segments, shape.words, shape.width
-        by_row = [
-            "tokens",
-            "source",
-            "positions",
-            "slots",
-            "at",
-            "shared",
-            "lines",
-            "parent",
-            "temperature",
-            "top_k",
-            "top_p",
-            "min_p",
-        ]
+        by_row = ["tokens", "source", "positions", "slots", "at", "shared", "lines", "parent"]
+        by_row += ["temperature", "top_k", "top_p", "min_p"]
         by_row += ["behind", "kept"] if shape.prompts else []
         by_segment = ["start", "stop", "context", "entries", "table", "is_tree", "depth_at", "root", "nodes"]
         by_segment += ["seat", "moves", "sized", "grown"]

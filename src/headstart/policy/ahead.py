@@ -138,14 +138,14 @@ class AheadPolicy:
         self._steps, self._due, self._patience = 0, 0, PATIENCE  # since the last decision, and when the next is due
         self._undigested = 0  # steps since what drafts brought was taken in
         self._lost = 0.0  # plain steps, since the last decision,
-        self._risk = 0.0  # and those that what was decided on may lose
         self._thinking: Iterator[None] | None = None  # a decision that is not taken yet
         self._company = 0  # at the last decision
         self._asked: Sequence[Request] = ()  # the last that were asked about,
         self._answers: list[Wishes] = []  # and what was wished for them,
         self._drafts = False  # if anything was
         self._decided = False  # something else is wished for, and nobody has asked since
-        self._load = Load(1, 0, 0)  # of the last step that was asked about
+        self._load = Load(1, 0, 0)  # of the last step that was asked about,
+        self._room = WIDEST  # and of the last one that had room
         self._ran: Sequence[Request] = ()  # those of the last step that is over
         self._last = 1  # how many these were
         self._unread: list[tuple[StepTimes, Sequence[Request], Sequence[int] | None] | Request] = []  # requests: over
@@ -296,11 +296,13 @@ class AheadPolicy:
     # ------------------------------------------------------------------ deciding
     def _think(self, requests: Sequence[Request]) -> Iterator[None]:
         """Who drafts in the next steps, and how; in pieces, none of which takes long."""
+        load = self._load
         self._digest()
-        guests, load = [self._guest(r) for r in requests], self._load  # while they are all there
+        if load.room <= 0 and not self.rehearses:  # prompts fill the step: who drafts, is decided later
+            self._due = max(self._due, self._steps - self._patience + HASTE)
+            return
+        guests = [self._guest(r) for r in requests]  # while they are all there
         yield
-        if load.room <= 0 and not self.rehearses:
-            return  # prompts fill the step: who drafts, is decided later
         most = self.fixed.most(requests, load)
         able = {i: tuple(self.choices(r)) for i, r in enumerate(requests) if most[i] and guests[i].welcome}
         if self.rehearses:
@@ -312,7 +314,7 @@ class AheadPolicy:
         yield
         self.decisions += 1
         self.outcomes.rest([guest for i, guest in enumerate(guests) if i not in plan.chosen], self._steps)
-        self._way, self._risk, self._due, self._patience = plan.way, plan.risk, plan.due, plan.patience
+        self._way, self._due, self._patience = plan.way, plan.due, plan.patience
         self._steps, self._lost, self._company = 0, 0.0, len(requests)
         before = [guest.wishes for guest in guests]
         for i, guest in enumerate(guests):
@@ -364,7 +366,7 @@ class AheadPolicy:
             if self.purse.bears(risk):
                 patience = min(PATIENCE, 2 * holds)
                 return Plan(dict.fromkeys(way.who, way.mode), way.mode, way.speed, risk, holds, patience)
-            waits = min(waits, self.purse.waits(0.0, risk))
+            waits = min(waits, self.purse.recovers(risk))
         return Plan({}, saves=bool(ways), due=max(EVERY, int(waits)))
 
     def _buy(self, way: Way, outlook: Outlook, gain: float, risk: float) -> tuple[list[int], float]:
@@ -430,6 +432,10 @@ class AheadPolicy:
             return
         self._steps += 1
         self._undigested += 1
+        if self._load.room > 0:
+            self._room = self._load.room
+        elif not times.num_prefill_tokens:  # prompts filled the last step that was asked about, and are over
+            self._load = replace(self._load, num_prefill_tokens=0, room=self._room)
         self._ran = requests
         brought = [len(v.accepted) for v in verdicts] if times.produced > len(verdicts) else None
         self._unread.append((times, requests, brought))
@@ -441,7 +447,7 @@ class AheadPolicy:
         if len(self._unread) >= (FEW if self._drafts else MANY):
             self._read()
         if self._thinking is None:
-            due = self._steps >= self._due and not self._decided and not self.rehearses and self._load.room > 0
+            due = self._steps >= self._due and not self._decided and not self.rehearses
             if not due or not self._ran or any(r.finish_reason is not None for r in self._ran):
                 return
             self._thinking = self._think(self._ran)
@@ -454,7 +460,7 @@ class AheadPolicy:
     def release(self, request: Request) -> None:
         self._unread.append(request)
         if not self.periods.known:
-            self._read()
+            self._digest()  # nobody else will
 
     def _digest(self) -> None:
         """All that is known of the last steps counts from now on."""
@@ -476,10 +482,7 @@ class AheadPolicy:
             if not isinstance(event, Request):
                 self._read_step(*event)
             elif (guest := self._guests.pop(event.id, None)) is not None:
-                if guest.logs:
-                    self._gone.append(guest)
-                else:
-                    self.outcomes.owns.leave(guest.seat)
+                self._gone.append(guest)
 
     def _read_step(self, times: StepTimes, requests: Sequence[Request], brought: Sequence[int] | None) -> None:
         company, repeats = len(requests), times.asked is self._stretch.asked

@@ -31,6 +31,7 @@ RETURNS = 0.04  # and by requests that come: these may have other texts
 PRIOR = 8.0  # tries that what is usual counts for
 SPEAKS = 32  # drafts of a request that speak for all: later ones are of those that it paid for
 TRUST, TRUST_FADES = 10.0, 0.002  # drafts for which requests are taken to differ as they seem to; how fast that fades
+TOLD = 1e-3  # tokens beyond those in general, below which somebody is taken to be like the others
 MODEL, MODEL_FADES = 200.0, 0.003  # tokens for which what follows for a mode is taken as it is; how fast that fades
 SLACK, SURPRISE = (
     0.4,
@@ -151,13 +152,13 @@ class Trust:
     came: float = TRUST
 
     def add(self, thought: np.ndarray, came: np.ndarray, drafts: np.ndarray) -> None:
-        """Of each that had drafts: tokens of one of them, beyond those in general."""
-        left = (1 - TRUST_FADES) ** drafts.sum()
+        """Of each that had drafts: tokens of one, beyond those in general. Where nothing was thought, nothing is told."""
+        left = (1 - TRUST_FADES) ** drafts[np.abs(thought) > TOLD].sum()
         self.thought = float(left * self.thought + drafts @ (thought * thought))
         self.came = float(left * self.came + drafts @ (thought * came))
 
     def value(self) -> float:
-        return min(1.0, max(0.0, self.came / self.thought))
+        return min(1.0, max(0.0, self.came / self.thought)) if self.thought > TOLD else 1.0
 
 
 class Outcomes:

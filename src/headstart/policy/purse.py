@@ -8,16 +8,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-START, MOST, LEAST = 1.0, 4.0, -2.0  # at first; what is remembered of gains, and of losses
+START, MOST, LEAST = (
+    1.0,
+    4.0,
+    -2.0,
+)  # at first; what is kept of gains; and where bets end: what goes beyond is forgotten
 INCOME = 0.005  # by steps: so much may be lost in the long run
 CURIOUS, CURIOUS_MOST = 4.0, 4.0  # what may be spent at first on what does not seem to be best, and at most
 INTEREST, SHARE = 0.003, 0.02  # its income, by steps and of what is won
 AGAIN = -1.5  # where bets begin again behind the greatest loss
 SPARE = 0.3  # that may be lost with what should pay, though there is nothing left
-GAIN, CAUTION = (
-    0.02,
-    0.01,
-)  # drafts should bring so much more than plain steps; with each plain step lost, that much more
+GAIN = 0.02  # drafts should bring so much more than plain steps,
+CAUTION = 0.01  # and so much more yet for each plain step that was lost
 HOPE = 2.0  # deviations above what is likely that are thought possible, where there is a balance
 
 
@@ -53,9 +55,13 @@ class Purse:
         """With what should pay."""
         return not self.spent and loss <= max(SPARE, self.balance)
 
+    def recovers(self, loss: float) -> float:
+        """Steps until it bears that, if nothing happens."""
+        need = max(loss if loss > SPARE else LEAST, AGAIN if self.spent else LEAST)
+        return max(0.0, (need - self.balance) / INCOME)
+
     def waits(self, price: float, loss: float) -> float:
         """Steps until it buys that, if nothing happens."""
-        loss = max(loss, AGAIN) if self.spent else loss
         return max(0.0, (price - self.curiosity) / INTEREST, (loss - self.balance) / INCOME)
 
     def buys(self, price: float, loss: float) -> bool:
