@@ -1,7 +1,8 @@
 """What may be lost to plain decoding, and what may be spent on finding out: in plain steps, so that 1% of them is 1%.
 
 All that drafts win and lose against plain steps is booked as it happens. While there is a balance, a draft may be a bet; where
-there is none, it has to be sure, and what is gained has to be more. So what is lost in all is bounded, whatever texts come.
+there is none, it has to be sure, and what is gained has to be more; and behind the greatest loss, drafts rest. So what is lost
+is bounded, whatever texts come, but for what one bet loses before that is seen.
 """
 
 from __future__ import annotations
