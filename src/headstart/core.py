@@ -669,9 +669,7 @@ class Batch:
     layers: int | None = None  # only so many of the model's layers, then its way out; None: all
     source: np.ndarray | None = None  # (T,) where a token is that the host does not know
     mail: torch.Tensor | None = None  # (M,) int32, tokens on the device
-    behind: np.ndarray | None = (
-        None  # (T,) tokens behind the rows that a head reads; -1: it does not. See `Runner.reader`
-    )
+    behind: np.ndarray | None = None  # (T,) the token behind each row that a head reads, -1 elsewhere: `Runner.reader`
     choice: Choice | None = None  # for runners that choose tokens themselves
     stops: frozenset[int] | None = None  # what ends a run of PENDING tokens, for runners that run on
 

@@ -127,7 +127,7 @@ class AheadPolicy:
         self.plain_steps, self.decisions = 0, 0
         self.yields = Share(0.03)  # tokens that came, of those that plain steps would have brought in the same time
         self._guests: dict[str, Guest] = {}
-        self._gone: list[Guest] = []  # whose last drafts still tell something
+        self._gone: list[Guest] = []  # whose last drafts may still tell something: they keep their seats until then
         self._ways: list[Mode] = []  # all that were ever chosen: logs have their numbers,
         self._numbers: dict[int, int] = {}  # by the identity of wishes,
         self._wishes: dict[Mode, Wishes] = {}  # which are the same for all who draft alike
@@ -212,7 +212,7 @@ class AheadPolicy:
     def _promise(self, names: Sequence[str], heat: int, company: int) -> int:
         """2: a head should pay there; 1: it may, if it is as good as it may be."""
         heads = self._known_modes(n for n in names if n not in SOLE)
-        takes = {m: self.periods.extra(m, company, company) / self.periods.of(None, company) for m in heads}
+        takes = {m: self._takes(m, company, company) for m in heads}
         hopes = 0.0, max(1.0, self.purse.hope)
         return sum(any(self.outcomes.brings(m, heat, hope) > takes[m] for m in heads) for hope in hopes)
 
@@ -378,9 +378,10 @@ class AheadPolicy:
             steps, takes = steps_of(count), self._takes(way.mode, count, company)
             price = max(VAIN * takes, (1 + takes) * gain - 1 - float(likely[count - 1]) / company)
             loss = max(VAIN * takes, takes - float(low[count - 1]) / company)
-            if self.purse.buys(steps * price, (steps + UNDER_WAY) * loss + risk):
+            bet = steps * price, (steps + UNDER_WAY) * loss + risk
+            if self.purse.buys(*bet):
                 return way.who[:count], 0.0
-            waits = min(waits, self.purse.waits(steps * price, (steps + UNDER_WAY) * loss + risk))
+            waits = min(waits, self.purse.waits(*bet))
             count //= 2
         return [], waits
 
@@ -393,13 +394,10 @@ class AheadPolicy:
         counts, plain = _counts(company), self.periods.of(None, company)
         extras = np.array([self.periods.extras(mode, counts, company) for mode in outlook.modes])
         speeds = tokens[:, [n - 1 for n in counts]] / (plain + extras)
-        found = [
-            Way(speed, mode, order[row, : counts[best]].tolist(), row)
-            for row, (mode, speed, best) in enumerate(
-                zip(outlook.modes, speeds.max(1).tolist(), speeds.argmax(1).tolist(), strict=True)
-            )
-            if speed > least
-        ]
+        found, bests = [], zip(speeds.max(1).tolist(), speeds.argmax(1).tolist(), strict=True)
+        for row, (speed, best) in enumerate(bests):
+            if speed > least:
+                found.append(Way(speed, outlook.modes[row], order[row, : counts[best]].tolist(), row))
         return sorted(found, key=lambda way: -way.speed)
 
     def _takes(self, mode: Mode, count: int, company: int) -> float:

@@ -33,11 +33,9 @@ SPEAKS = 32  # drafts of a request that speak for all: later ones are of those t
 TRUST, TRUST_FADES = 10.0, 0.002  # drafts for which requests are taken to differ as they seem to; how fast that fades
 TOLD = 1e-3  # tokens beyond those in general, below which somebody is taken to be like the others
 MODEL, MODEL_FADES = 200.0, 0.003  # tokens for which what follows for a mode is taken as it is; how fast that fades
-SLACK, SURPRISE = (
-    0.4,
-    5.0,
-)  # shortfall that is usual, as a share; and, in tokens, for each that drafts are deep, one that is not
-FORGETS = 0.15  # what is left of what was known where that was so
+SLACK = 0.4  # the share of what was expected that is often missing
+SURPRISE = 5.0  # tokens missing beyond that, for each that drafts are deep: texts have turned,
+FORGETS = 0.15  # and that much of what was known is left
 NEW = 6  # drafts of a way to draft, of which fewer tell nothing
 Number = Any  # one, or an array of them
 
@@ -240,10 +238,11 @@ class Outcomes:
         trust = self._trust.setdefault(mode.drafter, Trust())
         trust.add(thought - general, tries.right / tries.first - general, tries.first)
         model = self._models.setdefault(mode, [0.0, 0.0])
-        expected_tokens = (general + trust.value() * (thought - general)) @ tries.first
-        model[0] += float(expected_tokens)
-        model[1] += float(tries.right.sum())
-        self._watch(mode, heat, seats, float(expected_tokens), float(tries.right.sum()))
+        due = float((general + trust.value() * (thought - general)) @ tries.first)
+        came = float(tries.right.sum())
+        model[0] += due
+        model[1] += came
+        self._watch(mode, heat, seats, due, came)
         shares = (SPEAKS - self.owns.drafts(mode.drafter, seats)).clip(0, tries.first) / tries.first
         expected = tries.first * usual.first + tries.later * usual.later
         self.owns.add(mode.drafter, seats, tries.first, (tries.first + tries.later, expected, tries.right))

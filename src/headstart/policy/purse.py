@@ -7,13 +7,10 @@ is bounded, whatever texts come, but for what one bet loses before that is seen.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-START, MOST, LEAST = (
-    1.0,
-    4.0,
-    -2.0,
-)  # at first; what is kept of gains; and where bets end: what goes beyond is forgotten
+START, MOST = 1.0, 4.0  # at first; and what is kept of gains
+LEAST = -2.0  # where bets end: what goes beyond is forgotten
 INCOME = 0.005  # by steps: so much may be lost in the long run
 CURIOUS, CURIOUS_MOST = 4.0, 4.0  # what may be spent at first on what does not seem to be best, and at most
 INTEREST, SHARE = 0.003, 0.02  # its income, by steps and of what is won
@@ -26,8 +23,8 @@ HOPE = 2.0  # deviations above what is likely that are thought possible, where t
 
 @dataclass
 class Purse:
-    balance: float = field(default_factory=lambda: START)
-    curiosity: float = field(default_factory=lambda: CURIOUS)
+    balance: float = START
+    curiosity: float = CURIOUS
     spent: bool = False  # so much was lost that nothing is borne, until some of it came back
 
     def earn(self, steps: int) -> None:
