@@ -270,6 +270,8 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     out: dict[str, Any] = {}
     with ExitStack() as stack:
         llms, prompts = begin(args, stack)
+        if unknown := [kind for kind in args.kinds or () if kind not in (MIXED, *prompts)]:
+            sys.exit(f"No prompts of the kind {unknown[0]!r}: there are {', '.join([MIXED, *prompts])}.")
         stack.enter_context(calm_collector())
         if args.shifts:
             return {"shifts": {str(number): shifts(llms, prompts, number, args) for number in args.loads}}
